@@ -1,0 +1,185 @@
+"""The commands: serve, status, drain, stop, demo. Pool settings become flags by themselves (enginepool/config.py)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from enginepool.errors import CallerError, EnginePoolError, ExitCode
+
+EXIT_CODES = """\
+exit codes: 0 ok · 2 usage · 3 no worker could boot · 4 no dispatcher there · 5 all workers failed later ·
+6 vLLM missing · 7 drain limit reached · 130 interrupted"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says where a flag of vLLM's belongs."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with 2."""
+        if "unrecognized arguments: -" in message and self.prog.endswith("serve"):
+            message += "\n(vLLM's own flags go after `--`: enginepool serve MODEL --workers 2 -- --max-model-len 1024)"
+        self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments, vllm_flags = _split(arguments)
+    args = _build_parser(arguments[:1] == ["serve"]).parse_args(arguments)
+    if vllm_flags and args.command != "serve":
+        print(f"enginepool {args.command}: error: only `serve` takes vLLM flags after `--`", file=sys.stderr)
+        return ExitCode.USAGE
+    try:
+        return int(args.run(args, vllm_flags))
+    except EnginePoolError as error:
+        print(f"enginepool {args.command}: {'error: ' if isinstance(error, CallerError) else ''}{error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.OK
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if "--" not in arguments:
+        return arguments, []
+    place = arguments.index("--")
+    return arguments[:place], arguments[place + 1 :]
+
+
+def _build_parser(with_settings: bool) -> argparse.ArgumentParser:
+    parser = Parser(prog="enginepool", description="Many vLLM engines behind one queue.", epilog=EXIT_CODES)
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.set_defaults(run=_version_or_help(parser), command="")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    serve = commands.add_parser(
+        "serve",
+        help="start a pool and serve it until it is stopped",
+        usage="%(prog)s [MODEL] [--workers N] [settings] [-- vLLM flags]",
+        description="Start a pool. vLLM's own flags go after `--`, as `vllm serve` spells them.",
+        epilog=EXIT_CODES,
+        allow_abbrev=False,
+    )
+    serve.set_defaults(run=_serve)
+    if with_settings:
+        _add_serve_flags(serve)
+    _add_client_commands(commands)
+    demo = commands.add_parser("demo", help="generate from bundled prompts with the embedded model and show timings")
+    demo.add_argument("--workers", type=int, default=2)
+    demo.add_argument("--model", help="another model (default: the embedded one)")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _add_serve_flags(serve: argparse.ArgumentParser) -> None:
+    from enginepool.config import iter_settings
+
+    serve.add_argument("positional_model", nargs="?", metavar="MODEL", help="model folder or hub id (default: the embedded model)")
+    serve.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags and environment win over it")
+    serve.add_argument("--print-settings", action="store_true", help="print every setting with its origin and exit")
+    for setting in iter_settings():
+        if setting.is_flag:
+            text = f"{setting.help} [{setting.env}; default: {setting.default}]".replace("%", "%%")
+            serve.add_argument(setting.flag, dest=f"set_{setting.name}", metavar="V", help=text)
+    serve.add_argument("--ready-fd", type=int, metavar="N", help="write one JSON line to this descriptor once the pool is up or has failed")
+    serve.add_argument("--die-with-parent", action="store_true", help="stop at once when the program that started this one is gone")
+    for name in ("--settings-fd", "--stages-fd", "--lifeline-fd"):
+        serve.add_argument(name, type=int, help=argparse.SUPPRESS)
+
+
+def _add_client_commands(commands: Any) -> None:
+    status = commands.add_parser("status", help="show a running pool", epilog=EXIT_CODES)
+    status.add_argument("--json", action="store_true", help="print the whole status as one JSON object")
+    status.add_argument("--watch", action="store_true", help="refresh every second until interrupted")
+    status.set_defaults(run=_status)
+    drain = commands.add_parser("drain", help="finish what a pool has, take nothing new, then stop it")
+    drain.add_argument("--timeout-s", type=float, metavar="S", help="limit (default: the pool's drain_timeout_s)")
+    drain.set_defaults(run=_drain)
+    stop = commands.add_parser("stop", help="stop a pool now; unfinished items are returned as retryable")
+    stop.set_defaults(run=_stop)
+    for command in (status, drain, stop):
+        command.add_argument("--endpoint", help="where the pool is (default: ENGINEPOOL_ENDPOINT, else this user's default)")
+
+
+def _version_or_help(parser: argparse.ArgumentParser) -> Any:
+    def run(args: argparse.Namespace, _: list[str]) -> int:
+        if args.version:
+            from enginepool import __version__
+
+            print(f"enginepool {__version__}")
+            return ExitCode.OK
+        parser.print_help()
+        return ExitCode.USAGE
+
+    return run
+
+
+def _serve(args: argparse.Namespace, vllm_flags: list[str]) -> int:
+    from enginepool.config import PoolSettings, resolve_settings
+    from enginepool.serve import Parent, run_dispatcher
+
+    if args.settings_fd is not None:
+        from enginepool import handover
+
+        settings = handover.take(args.settings_fd, PoolSettings)
+    else:
+        settings, origins = resolve_settings(_given_settings(args, vllm_flags), os.environ, args.config)
+        if args.print_settings:
+            _print_settings(settings, origins)
+            return ExitCode.OK
+    parent = Parent(
+        ready_fd=args.ready_fd,
+        stages_fd=args.stages_fd,
+        lifeline_fd=args.lifeline_fd,
+        pid=os.getppid() if args.die_with_parent else None,
+        is_embedded=args.settings_fd is not None,
+    )
+    return run_dispatcher(settings, parent)
+
+
+def _given_settings(args: argparse.Namespace, vllm_flags: list[str]) -> dict[str, Any]:
+    given = {name.removeprefix("set_"): value for name, value in vars(args).items() if name.startswith("set_") and value is not None}
+    if args.positional_model is not None:
+        if given.get("model") not in (None, args.positional_model):
+            print(f"enginepool serve: warning: --model {given['model']} is ignored, MODEL is given", file=sys.stderr)
+        given["model"] = args.positional_model
+    if vllm_flags:
+        given["vllm_flags"] = vllm_flags
+    return given
+
+
+def _print_settings(settings: Any, origins: dict[str, str]) -> None:
+    from enginepool.config import iter_settings
+
+    for setting in iter_settings():
+        print(f"{setting.name} = {getattr(settings, setting.name)!r}  ({origins.get(setting.name, 'default')})")
+
+
+def _status(args: argparse.Namespace, _: list[str]) -> int:
+    from enginepool.client.show_status import run_status
+
+    return run_status(args.endpoint, as_json=args.json, watch=args.watch)
+
+
+def _drain(args: argparse.Namespace, _: list[str]) -> int:
+    from enginepool.client.control import drain
+
+    return drain(args.endpoint, args.timeout_s)
+
+
+def _stop(args: argparse.Namespace, _: list[str]) -> int:
+    from enginepool.client.control import stop
+
+    return stop(args.endpoint)
+
+
+def _demo(args: argparse.Namespace, _: list[str]) -> int:
+    from enginepool.demo.show import run_demo
+
+    return run_demo(workers=args.workers, model=args.model)

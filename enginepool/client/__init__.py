@@ -1,0 +1,1 @@
+"""The client side: Pool and what it is made of."""

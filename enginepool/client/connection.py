@@ -1,0 +1,245 @@
+"""The connection: one I/O thread that owns the client's socket and knows nothing of the Pool in front of it.
+
+Callers' threads put messages into a queue and wake it; results go from it straight to whoever waits. It watches the
+dispatcher by pidfd, so a dispatcher that dies is noticed at once and nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+from enginepool import rundir
+from enginepool.client.ticket import Ticket
+from enginepool.clock import monotonic
+from enginepool.errors import Code, ItemError, NoDispatcher, PoolClosed, PoolError, PoolLost
+from enginepool.payload import decode_result
+from enginepool.protocol import (
+    PROTOCOL_VERSION,
+    Abort,
+    Bye,
+    GetStatus,
+    Hello,
+    Message,
+    Pong,
+    Refused,
+    Rejected,
+    Result,
+    Status,
+    Submit,
+    SubmitItem,
+    Welcome,
+    decode_to_client,
+    encode,
+)
+from enginepool.status import PoolStatus
+from enginepool.transport import POLLIN, Dealer, Frames, Poller
+
+LOSS_GRACE_S = 0.3
+HELLO_TIMEOUT_S = 10.0
+
+
+class Connection:
+    """One client of one pool. All public methods may be called from any thread."""
+
+    def __init__(self, endpoint: str, timeout_s: float = HELLO_TIMEOUT_S) -> None:
+        self.endpoint = endpoint
+        self.welcome: Welcome
+        self.changed = threading.Condition()
+        self._secret = rundir.read_secret(endpoint)
+        self._seqs = itertools.count()
+        self._pending: dict[int, Ticket] = {}
+        self._answers: dict[int, deque[PoolStatus]] = {}
+        self._outbox: deque[Frames] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._pidfd: int | None = None
+        self._error: PoolError | None = None
+        self._is_closing = False
+        self._is_welcome = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="enginepool-client", daemon=True)
+        self._thread.start()
+        if not self._is_welcome.wait(timeout_s):
+            self.close()
+            raise NoDispatcher(f"the pool at {endpoint} does not answer; is its dispatcher alive? (enginepool status)")
+        if error := self.error:
+            self.close()
+            raise error
+
+    @property
+    def num_pending(self) -> int:
+        """Items that have not ended."""
+        return len(self._pending)
+
+    @property
+    def error(self) -> PoolError | None:
+        """Why the connection is of no use any more, or None."""
+        return self._error
+
+    def next_seq(self) -> int:
+        """A number for a new item."""
+        return next(self._seqs)
+
+    def submit(self, tickets: Sequence[Ticket], items: list[SubmitItem], frames: Sequence[bytes]) -> None:
+        """Send items. Raises PoolLost when the pool is gone, PoolClosed after `close`."""
+        self._check()
+        for ticket in tickets:
+            self._pending[ticket.seq] = ticket
+        if self.error is not None:  # lost between the check and here: the I/O thread may not have seen these tickets
+            for ticket in tickets:
+                self._pending.pop(ticket.seq, None)
+            self._check()
+        self._post([encode(Submit(items)), *frames])
+
+    def abort(self, seqs: list[int]) -> None:
+        """Ask for these items to end; their results still come."""
+        if seqs and self._error is None and not self._is_closing:
+            self._post([encode(Abort(seqs))])
+
+    def post(self, message: Message) -> None:
+        """Send a message that has no answer."""
+        self._check()
+        self._post([encode(message)])
+
+    def status(self, timeout_s: float = 10.0) -> PoolStatus:
+        """Ask the dispatcher for its status. Raises PoolLost when it is gone or silent."""
+        self._check()
+        token = next(self._seqs)
+        answer = self._answers[token] = deque()
+        self._post([encode(GetStatus(token))])
+        with self.changed:
+            self.changed.wait_for(lambda: answer or self._error, timeout_s)
+        self._answers.pop(token, None)
+        if not answer:
+            raise self._error or PoolLost(f"the pool at {self.endpoint} did not answer within {timeout_s:g} s")
+        return answer[0]
+
+    def wait_idle(self, timeout_s: float | None) -> bool:
+        """Wait until nothing is pending; False at the timeout."""
+        with self.changed:
+            return self.changed.wait_for(lambda: not self._pending or self._error is not None, timeout_s)
+
+    def wait_lost(self, timeout_s: float | None) -> bool:
+        """Wait until the dispatcher has gone; False at the timeout."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self._error is not None, timeout_s)
+
+    def close(self) -> None:
+        """Say goodbye and stop the thread; whoever still waits gets PoolClosed."""
+        if not self._is_closing:
+            self._is_closing = True
+            with suppress(OSError):
+                self._post([encode(Bye())])
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5)
+
+    def _check(self) -> None:
+        if error := self.error:
+            raise error
+        if self._is_closing:
+            raise PoolClosed("the pool is closed")
+
+    def _post(self, frames: Frames) -> None:
+        self._outbox.append(frames)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _run(self) -> None:
+        dealer = Dealer(self.endpoint)
+        poller = Poller()
+        poller.register(dealer.socket, POLLIN)
+        poller.register(self._wake_fd, POLLIN)
+        pid = os.getpid() if self.endpoint.startswith("ipc://") or "127." in self.endpoint else None
+        dealer.send([encode(Hello(PROTOCOL_VERSION, self._secret, uuid.uuid4().bytes, pid))])
+        try:
+            self._serve(dealer, poller)
+        finally:
+            self._lose(self._error or PoolLost("the pool was closed while calls were waiting"))
+            dealer.close()
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+            os.close(self._wake_fd)
+
+    def _serve(self, dealer: Dealer, poller: Poller) -> None:
+        lost_at: float | None = None
+        while True:
+            for key, _ in poller.poll(None if lost_at is None else 20):
+                if key == self._wake_fd:
+                    os.eventfd_read(self._wake_fd)
+                elif key == self._pidfd:
+                    poller.unregister(self._pidfd)
+                    lost_at = monotonic()
+            self._receive(dealer, poller)
+            is_last = self._is_closing
+            while self._outbox:
+                dealer.send(self._outbox.popleft())
+            if is_last:
+                return
+            if lost_at is not None and monotonic() - lost_at > LOSS_GRACE_S:
+                self._lose(PoolLost(f"the pool's dispatcher (pid {self.welcome.pid}) at {self.endpoint} is gone; start it again"))
+                lost_at = None
+
+    def _receive(self, dealer: Dealer, poller: Poller) -> None:
+        is_news = False
+        while (frames := dealer.receive()) is not None:
+            message = decode_to_client(frames[0])
+            match message:
+                case Result():
+                    self._on_result(message, frames[1:])
+                case Welcome():
+                    self._on_welcome(message, poller)
+                case Refused(seqs, error):
+                    self._on_refused(seqs, error)
+                case Status(token, status):
+                    self._answers.get(token, deque()).append(status)
+                case Rejected(reason):
+                    self._lose(NoDispatcher(f"the pool at {self.endpoint} refused this client: {reason}"))
+                case Pong():
+                    pass
+            is_news = True
+        if is_news:
+            with self.changed:
+                self.changed.notify_all()
+
+    def _on_welcome(self, welcome: Welcome, poller: Poller) -> None:
+        self.welcome = welcome
+        if self.endpoint.startswith("ipc://") or "127." in self.endpoint:
+            with suppress(OSError):
+                self._pidfd = os.pidfd_open(welcome.pid)
+                poller.register(self._pidfd, POLLIN)
+        self._is_welcome.set()
+
+    def _on_result(self, result: Result, frames: list[bytes]) -> None:
+        now = monotonic()
+        anchor = self.welcome.anchor
+        for item, frame in zip(result.items, frames, strict=True):
+            ticket = self._pending.pop(item.seq, None)
+            if ticket is None:
+                continue
+            if item.error is not None:
+                ticket.sink.put(ticket.failed(item.error, anchor, now, item))
+            else:
+                ticket.sink.put(ticket.finished(decode_result(frame), item, anchor, now))
+
+    def _on_refused(self, seqs: list[int], error: ItemError) -> None:
+        now = monotonic()
+        for seq in seqs:
+            ticket = self._pending.pop(seq, None)
+            if ticket is not None:
+                ticket.sink.refuse(ticket.failed(error, self.welcome.anchor, now))
+
+    def _lose(self, error: PoolError) -> None:
+        self._error = self._error or error
+        sinks = {id(ticket.sink): ticket.sink for ticket in list(self._pending.values())}
+        self._pending.clear()
+        for sink in sinks.values():
+            sink.lose(error)
+        self._is_welcome.set()
+        with self.changed:
+            self.changed.notify_all()
+
+
+TIMEOUT = ItemError(Code.TIMEOUT, "the call's timeout_s passed before this item finished")

@@ -1,0 +1,35 @@
+"""`drain` and `stop`: ask a running pool to end, and wait until it has."""
+
+from __future__ import annotations
+
+import sys
+
+from enginepool import rundir
+from enginepool.client.connection import Connection
+from enginepool.errors import ExitCode
+from enginepool.protocol import Drain, Stop
+
+STOP_WAIT_S = 60.0
+
+
+def drain(endpoint: str | None, limit_s: float | None) -> int:
+    """Ask the pool to finish and stop; returns when its dispatcher is gone."""
+    connection = Connection(endpoint or rundir.default_endpoint())
+    status = connection.status()
+    print(f"draining {connection.endpoint}: {status.backlog} waiting, {status.in_flight} in flight", file=sys.stderr)
+    connection.post(Drain(limit_s))
+    return _wait(connection, None)
+
+
+def stop(endpoint: str | None) -> int:
+    """Ask the pool to stop now; returns when its dispatcher is gone."""
+    connection = Connection(endpoint or rundir.default_endpoint())
+    connection.post(Stop())
+    return _wait(connection, STOP_WAIT_S)
+
+
+def _wait(connection: Connection, timeout_s: float | None) -> int:
+    is_gone = connection.wait_lost(timeout_s)
+    connection.close()
+    print("stopped" if is_gone else "the dispatcher has not stopped yet", file=sys.stderr)
+    return ExitCode.OK if is_gone else ExitCode.FAILED

@@ -1,0 +1,84 @@
+"""The future that `submit` returns: a `concurrent.futures.Future` whose `cancel()` aborts the request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+
+from enginepool.client.outputs import Output
+from enginepool.errors import Code, Draining, Overloaded, PoolError
+
+_REFUSALS: dict[Code, type[PoolError]] = {Code.OVERLOADED: Overloaded, Code.DRAINING: Draining}
+
+
+class OutputFuture(Future[Output]):
+    """Resolves to an Output, one with an `error` included; raises only when the pool itself could not be asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_cancel: Callable[[], None] = lambda: None
+
+    def cancel(self) -> bool:
+        """Abort the request; False when it has ended already."""
+        is_cancelled = super().cancel()
+        if is_cancelled:
+            self.on_cancel()
+        return is_cancelled
+
+    def put(self, output: Output) -> None:
+        """One item has ended."""
+        with suppress(InvalidStateError):
+            self.set_result(output)
+
+    def refuse(self, output: Output) -> None:
+        """The pool did not accept the item."""
+        error = output.error
+        kind = _REFUSALS.get(error.code) if error else None
+        if kind is None:
+            self.put(output)
+        else:
+            self.lose(kind(str(error)))
+
+    def lose(self, error: PoolError) -> None:
+        """The pool is gone."""
+        with suppress(InvalidStateError):
+            self.set_exception(error)
+
+
+class Collector:
+    """Gathers the outputs of one `*_many` call, in input order."""
+
+    def __init__(self, count: int) -> None:
+        self.outputs: list[Output | None] = [None] * count
+        self.num_left = count
+        self.num_failed = 0
+        self.num_tokens = 0
+        self.refused: list[Output] = []
+        self.error: PoolError | None = None
+        self.is_done = threading.Event()
+        if count == 0:
+            self.is_done.set()
+
+    def put(self, output: Output) -> None:
+        """One item has ended."""
+        if self.outputs[output.index] is None:
+            self.outputs[output.index] = output
+            self.num_failed += output.error is not None
+            self.num_tokens += sum(len(sample.token_ids) for sample in output.outputs)
+            self.num_left -= 1
+            if self.num_left == 0:
+                self.is_done.set()
+
+    def refuse(self, output: Output) -> None:
+        """Not accepted: the caller's thread decides whether to try again."""
+        if output.error is not None and output.error.code is Code.OVERLOADED:
+            self.refused.append(output)
+        else:
+            self.put(output)
+
+    def lose(self, error: PoolError) -> None:
+        """The pool is gone."""
+        self.error = error
+        self.is_done.set()

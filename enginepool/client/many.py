@@ -1,0 +1,168 @@
+"""One `*_many` call: submits within the window, waits, shows progress, and always ends with one Output an input."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from enginepool.client.connection import TIMEOUT, Connection
+from enginepool.client.futures import Collector
+from enginepool.client.outputs import Output
+from enginepool.client.progress import make_view
+from enginepool.client.requests import EncodedParams, encode_item
+from enginepool.client.ticket import Ticket
+from enginepool.clock import monotonic
+from enginepool.errors import ItemError, ItemFailed, PoolLost
+from enginepool.protocol import SubmitItem
+
+CHUNK = 64
+TICK_S = 0.1
+
+
+class EnginePoolWarning(UserWarning):
+    """Something about a finished call that is worth knowing."""
+
+
+class ManyCall:
+    """The items of one call. `params[i]` is an ItemError where that item's own params were at fault."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        prompts: Sequence[Any],
+        params: Sequence[EncodedParams | ItemError],
+        request_ids: Sequence[str | None],
+        priorities: Sequence[int],
+        deadlines: Sequence[float | None],
+        timeout_s: float | None,
+    ) -> None:
+        self._connection = connection
+        self._prompts = prompts
+        self._params = params
+        self._request_ids = request_ids
+        self._priorities = priorities
+        self._deadlines = deadlines
+        self._ends_at = None if timeout_s is None else monotonic() + timeout_s
+        self._collector = Collector(len(prompts))
+        self._seqs: dict[int, int] = {}
+        self._next = 0
+
+    def run(self, *, progress: bool) -> list[Output]:
+        """Run to the end. Raises PoolLost, with what has finished in its `outputs`, when the pool is gone."""
+        collector = self._collector
+        try:
+            with make_view(len(self._prompts), is_shown=progress) as view:
+                while not collector.is_done.is_set() and not self._is_late():
+                    self._submit_what_fits()
+                    self._wait(TICK_S if progress else None)
+                    view.update(len(self._prompts) - collector.num_left, collector.num_failed, collector.num_tokens)
+        except BaseException:
+            self._abort_left()
+            raise
+        if collector.error is not None:
+            raise _with_outputs(collector)
+        if collector.num_left:
+            self._abort_left()
+            self._fill_left(TIMEOUT)
+        return [output for output in collector.outputs if output is not None]
+
+    def _is_late(self) -> bool:
+        return self._ends_at is not None and monotonic() >= self._ends_at
+
+    def _has_room(self) -> bool:
+        return self._connection.num_pending < self._connection.welcome.submit_window
+
+    def _submit_what_fits(self) -> None:
+        if self._collector.refused:
+            self._submit_again()
+        while self._next < len(self._prompts) and self._has_room() and not self._collector.refused:
+            end = min(self._next + CHUNK, len(self._prompts))
+            self._submit(range(self._next, end))
+            self._next = end
+
+    def _submit_again(self) -> None:
+        """The backlog was full (other clients): wait a little, then send the refused ones again."""
+        refused, self._collector.refused = self._collector.refused, []
+        with self._connection.changed:
+            self._connection.changed.wait(TICK_S)
+        self._submit([output.index for output in refused])
+
+    def _submit(self, indexes: Sequence[int]) -> None:
+        tickets, items, frames = [], [], []
+        connection, now = self._connection, monotonic()
+        max_frame_bytes = connection.welcome.limits.max_frame_bytes
+        for index in indexes:
+            params = self._params[index]
+            encoded = params if isinstance(params, ItemError) else encode_item(self._prompts[index], params, max_frame_bytes)
+            ticket = self._ticket(index, now)
+            if isinstance(encoded, ItemError):
+                self._collector.put(ticket.failed(encoded, connection.welcome.anchor, monotonic()))
+                continue
+            ticket.prompt, ticket.prompt_token_ids = encoded.prompt, encoded.prompt_token_ids
+            self._seqs[index] = ticket.seq
+            tickets.append(ticket)
+            items.append(SubmitItem(ticket.seq, self._priorities[index], self._deadlines[index], encoded.params.sequences))
+            frames.append(encoded.frame)
+        if tickets:
+            connection.submit(tickets, items, frames)
+
+    def _ticket(self, index: int, now: float) -> Ticket:
+        seq = self._connection.next_seq()
+        request_id = self._request_ids[index]
+        return Ticket(seq, index, str(index) if request_id is None else request_id, None, None, now, self._collector)
+
+    def _wait(self, tick_s: float | None) -> None:
+        """Until all is done, there is room to submit, or a tick has passed."""
+        left = None if self._ends_at is None else max(0.0, self._ends_at - monotonic())
+        limits = [limit for limit in (tick_s, left) if limit is not None]
+        if self._next >= len(self._prompts) and not self._collector.refused and not limits:
+            self._collector.is_done.wait(1.0)
+        elif self._next >= len(self._prompts):
+            self._collector.is_done.wait(min([*limits, 1.0]))
+        elif not self._has_room():
+            with self._connection.changed:
+                self._connection.changed.wait(min([*limits, TICK_S]))
+
+    def _abort_left(self) -> None:
+        outputs = self._collector.outputs
+        self._connection.abort([seq for index, seq in self._seqs.items() if outputs[index] is None])
+
+    def _fill_left(self, error: ItemError) -> None:
+        """At the timeout: what is missing gets its error here; a late result finds its place taken."""
+        now = monotonic()
+        for index, output in enumerate(list(self._collector.outputs)):
+            if output is None:
+                self._collector.put(self._ticket(index, now).failed(error, self._connection.welcome.anchor, now))
+
+
+def warn_of(outputs: Sequence[Output], params: Sequence[EncodedParams | ItemError], stacklevel: int) -> None:
+    """One warning that sums up failures by kind, and cut-offs where nobody had set `max_tokens`."""
+    parts = []
+    failures = Counter(output.error.code.value for output in outputs if output.error is not None)
+    if failures:
+        first = next(output for output in outputs if output.error is not None)
+        kinds = ", ".join(f"{count} {code}" for code, count in failures.most_common())
+        parts.append(f"{failures.total()} of {len(outputs)} items failed ({kinds}); the first is item {first.index}: {first.error}")
+    cut = sum(
+        output.finish_reason == "length" and isinstance(param, EncodedParams) and param.is_default_length
+        for output, param in zip(outputs, params, strict=True)
+    )
+    if cut:
+        parts.append(f"{cut} of {len(outputs)} outputs were cut off at vLLM's default of 16 tokens; set max_tokens")
+    if parts:
+        warnings.warn("; ".join(parts), EnginePoolWarning, stacklevel=stacklevel)
+
+
+def raise_first(outputs: list[Output]) -> None:
+    """Raise ItemFailed for the first failed item, with all outputs in it."""
+    for output in outputs:
+        if output.error is not None:
+            raise ItemFailed(f"item {output.index} ({output.request_id}): {output.error}", output.error, list(outputs))
+
+
+def _with_outputs(collector: Collector) -> PoolLost:
+    done = [output for output in collector.outputs if output is not None]
+    text = f"{collector.error} ({len(done)} of {len(collector.outputs)} items had finished; they are in `outputs`)"
+    return PoolLost(text, list(done))

@@ -1,0 +1,279 @@
+"""Pool: the way in for Python programs, embedded (it starts and owns a dispatcher) or connected to a running one."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from enginepool import rundir
+from enginepool.client.connection import Connection
+from enginepool.client.embedded import EmbeddedDispatcher
+from enginepool.client.engine_args import check_engine_args
+from enginepool.client.futures import OutputFuture
+from enginepool.client.many import ManyCall, raise_first, warn_of
+from enginepool.client.outputs import Output
+from enginepool.client.requests import EncodedParams, Params, Prompt, encode_item, encode_sampling, list_prompts, spread
+from enginepool.client.ticket import Ticket
+from enginepool.clock import monotonic
+from enginepool.config import PoolSettings, build_settings
+from enginepool.errors import Code, ForkedPool, InvalidRequest, ItemError, PoolClosed, PoolError
+from enginepool.protocol import Stop, SubmitItem
+from enginepool.sampling import SamplingParams
+from enginepool.status import PoolStatus
+
+
+class _Held:
+    """What a pool holds, apart from the pool, so that a finalizer can release it."""
+
+    def __init__(self, connection: Connection | None, embedded: EmbeddedDispatcher | None) -> None:
+        self.connection = connection
+        self.embedded = embedded
+        self.pid = os.getpid()
+
+    def release(self) -> None:
+        """Garbage collection and interpreter exit end here: no draining, nothing left behind."""
+        if os.getpid() != self.pid:
+            return
+        if self.connection is not None:
+            self.connection.close()
+        if self.embedded is not None:
+            self.embedded.kill()
+
+
+class Pool:
+    """A pool of engines behind one queue.
+
+    `Pool(model, workers=2, **engine_args)` starts one; any vLLM engine argument is given by its own name.
+    `Pool.connect()` joins a running one. Thread-safe. Raises SettingsError for a bad setting, StartError when no worker
+    boots (EngineMissing when vLLM is not there), EndpointInUse when `endpoint` is taken.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        workers: int | Literal["auto"] = "auto",
+        engine: Literal["vllm", "echo"] = "vllm",
+        batch_size: int | None = None,
+        batch_timeout_s: float | None = None,
+        cpu_affinity: str = "auto",
+        engine_core: Literal["auto", "inproc", "mp"] = "auto",
+        start_timeout_s: float = 600.0,
+        drain_timeout_s: float = 300.0,
+        shutdown_timeout_s: float = 5.0,
+        min_ready: int | None = None,
+        progress: bool = False,
+        **engine_args: Any,
+    ) -> None:
+        own = {name: engine_args.pop(name) for name in list(engine_args) if name in _OTHER_SETTINGS}
+        settings = build_settings(
+            {
+                "model": _one_model(model, engine_args),
+                "workers": workers,
+                "engine": engine,
+                "batch_size": batch_size,
+                "batch_timeout_s": batch_timeout_s,
+                "cpu_affinity": cpu_affinity,
+                "engine_core": engine_core,
+                "start_timeout_s": start_timeout_s,
+                "drain_timeout_s": drain_timeout_s,
+                "shutdown_timeout_s": shutdown_timeout_s,
+                "min_ready": min_ready,
+                "worker_logs": "tail",
+                "engine_args": check_engine_args(engine_args),
+                **own,
+            }
+        )
+        embedded = EmbeddedDispatcher(settings, progress=progress)
+        self._drain_timeout_s = settings.drain_timeout_s
+        self._shutdown_timeout_s = settings.shutdown_timeout_s
+        try:
+            connection = Connection(str(embedded.ready["endpoint"]))
+        except BaseException:
+            embedded.kill()
+            raise
+        self._hold(connection, embedded)
+
+    @classmethod
+    def connect(cls, endpoint: str | None = None) -> Pool:
+        """Join a running pool: `endpoint`, else ENGINEPOOL_ENDPOINT, else this user's default endpoint.
+
+        Raises NoDispatcher when nothing answers there.
+        """
+        pool = cls.__new__(cls)
+        pool._drain_timeout_s = PoolSettings().drain_timeout_s
+        pool._shutdown_timeout_s = PoolSettings().shutdown_timeout_s
+        pool._hold(Connection(endpoint or rundir.default_endpoint()), None)
+        return pool
+
+    def _hold(self, connection: Connection, embedded: EmbeddedDispatcher | None) -> None:
+        self._held = _Held(connection, embedded)
+        self._connection = connection
+        self._closing = threading.Lock()
+        self._is_closed = False
+        self._finalizer = weakref.finalize(self, self._held.release)
+
+    @property
+    def endpoint(self) -> str:
+        """Where this pool's dispatcher listens; what `Pool.connect` takes."""
+        return self._connection.welcome.endpoint
+
+    @property
+    def model(self) -> str:
+        """What the pool runs."""
+        return self._connection.welcome.model
+
+    @property
+    def pool_id(self) -> str:
+        """The pool's own id."""
+        return self._connection.welcome.pool_id
+
+    def generate(self, prompt: Prompt, params: Params = None) -> Output:
+        """Run one prompt and return its Output (look at `ok`). Raises PoolLost, PoolClosed, InvalidRequest."""
+        connection = self._usable()
+        call = ManyCall(connection, [prompt], [encode_sampling(params)], [None], [0], [None], None)
+        return call.run(progress=False)[0]
+
+    def generate_many(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: Params | Sequence[Params] = None,
+        *,
+        request_ids: Sequence[str] | None = None,
+        priorities: int | Sequence[int] = 0,
+        deadline_s: float | Sequence[float | None] | None = None,
+        on_error: Literal["return", "raise"] = "return",
+        progress: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Output]:
+        """Run many prompts; returns one Output a prompt, in input order, always.
+
+        `params` is one for all or one an item; `deadline_s` counts from the item's submission; lower `priorities` go
+        first. With `on_error="raise"` the first failed item raises ItemFailed after all have ended. At `timeout_s` the
+        unfinished items end with the code `timeout`. Raises InvalidRequest for a call that makes no sense, PoolLost (with
+        the finished outputs) when the pool is gone.
+        """
+        connection = self._usable()
+        if on_error not in ("return", "raise"):
+            raise InvalidRequest(f"on_error is 'return' or 'raise', not {on_error!r}")
+        items = list_prompts(prompts)
+        encoded = _encode_all(params, len(items))
+        call = ManyCall(
+            connection,
+            items,
+            encoded,
+            spread("request_ids", _checked_ids(request_ids), len(items)),
+            spread("priorities", priorities, len(items)),
+            spread("deadline_s", deadline_s, len(items)),
+            timeout_s,
+        )
+        outputs = call.run(progress=progress)
+        if on_error == "raise":
+            raise_first(outputs)
+        warn_of(outputs, encoded, stacklevel=3)
+        return outputs
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: Params = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> OutputFuture:
+        """Start one prompt and return at once. `cancel()` on the future aborts it; a full backlog raises Overloaded from it."""
+        connection = self._usable()
+        now = monotonic()
+        encoded = encode_item(prompt, encode_sampling(params), connection.welcome.limits.max_frame_bytes)
+        future = OutputFuture()
+        seq = connection.next_seq()
+        name = str(seq) if request_id is None else request_id
+        ticket = Ticket(seq, 0, name, None, None, now, future)
+        if isinstance(encoded, ItemError):
+            future.put(ticket.failed(encoded, connection.welcome.anchor, monotonic()))
+            return future
+        ticket.prompt, ticket.prompt_token_ids = encoded.prompt, encoded.prompt_token_ids
+        future.on_cancel = lambda: connection.abort([seq])
+        connection.submit([ticket], [SubmitItem(seq, priority, deadline_s, encoded.params.sequences)], [encoded.frame])
+        return future
+
+    def status(self) -> PoolStatus:
+        """What the pool and each of its workers are doing. Raises PoolLost when the dispatcher is gone."""
+        return self._usable().status()
+
+    def close(self, drain: bool = True) -> None:
+        """Finish this client's items (or with `drain=False` abort them), then let go; an embedded pool stops. May be called twice."""
+        with self._closing:
+            if self._is_closed or os.getpid() != self._held.pid:
+                return
+            self._is_closed = True
+            connection, embedded = self._connection, self._held.embedded
+            if drain:
+                connection.wait_idle(self._drain_timeout_s)
+            if embedded is not None:
+                self._stop(connection, embedded)
+            connection.close()
+            if embedded is not None:
+                embedded.kill()
+            self._finalizer.detach()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(drain=kind is None)
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.model} at {self.endpoint}{' (closed)' if self._is_closed else ''}>"
+
+    def _stop(self, connection: Connection, embedded: EmbeddedDispatcher) -> None:
+        try:
+            connection.post(Stop())
+        except (PoolError, PoolClosed):
+            return
+        embedded.wait(self._shutdown_timeout_s + 2)
+
+    def _usable(self) -> Connection:
+        if os.getpid() != self._held.pid:
+            raise ForkedPool("this Pool belongs to the parent process; in a forked child use Pool.connect(endpoint)")
+        if self._is_closed:
+            raise PoolClosed("the pool is closed; make a new one or connect again")
+        return self._connection
+
+
+_OTHER_SETTINGS = set(PoolSettings.__struct_fields__) - {"engine_args", "model"}
+
+
+def _one_model(model: str | os.PathLike[str] | None, engine_args: dict[str, Any]) -> str | None:
+    """The pool's own `model` wins over one among the engine arguments, with a warning."""
+    other = engine_args.pop("model", None)
+    if model is not None and other is not None and other != model:
+        warnings.warn(f"two models were given; the pool's {model!r} is used, not {other!r} of the engine arguments", stacklevel=4)
+    chosen = other if model is None else model
+    return None if chosen is None else os.fspath(chosen)
+
+
+def _checked_ids(request_ids: Sequence[str] | None) -> Sequence[str] | None:
+    if request_ids is None:
+        return None
+    if isinstance(request_ids, str) or not all(isinstance(name, str) for name in request_ids):
+        raise InvalidRequest("request_ids is a list with one string a prompt")
+    return request_ids
+
+
+def _encode_all(params: Any, count: int) -> list[EncodedParams | ItemError]:
+    """One for all is checked once and raises; of many, each bad one is its own item's error."""
+    if isinstance(params, Mapping | SamplingParams) or not isinstance(params, Sequence):
+        return [encode_sampling(params)] * count
+    encoded: list[EncodedParams | ItemError] = []
+    for one in spread("params", params, count):
+        try:
+            encoded.append(encode_sampling(one))
+        except InvalidRequest as error:
+            encoded.append(ItemError(Code.INVALID_REQUEST, str(error)))
+    return encoded

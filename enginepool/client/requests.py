@@ -1,0 +1,114 @@
+"""From what a caller writes to what travels: prompts and params are checked and encoded one item at a time.
+
+An item that can't be encoded fails alone, before anything of it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from enginepool.errors import Code, InvalidRequest, ItemError
+from enginepool.payload import GenerateRequest, encode
+from enginepool.sampling import SamplingParams, coerce_params, describe_encoding_error, encode_params
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+Params: TypeAlias = "SamplingParams | Mapping[str, Any] | None"
+
+_PROMPT_KEYS = {"prompt", "prompt_token_ids"}
+
+
+class EncodedParams(msgspec.Struct, frozen=True):
+    """Params ready to be sent, and how many sequences they ask for."""
+
+    raw: msgspec.Raw
+    sequences: int
+    is_default_length: bool
+
+
+class Encoded(msgspec.Struct, frozen=True):
+    """One item ready to be sent."""
+
+    frame: bytes
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    params: EncodedParams
+
+
+def encode_sampling(params: Any) -> EncodedParams:
+    """Check and encode params. Raises InvalidRequest naming the field at fault."""
+    checked = coerce_params(params)
+    is_default_length = checked is None or checked.max_tokens == 16
+    return EncodedParams(msgspec.Raw(encode_params(checked)), 1 if checked is None else max(1, checked.n), is_default_length)
+
+
+def encode_item(prompt: Any, params: EncodedParams, max_frame_bytes: int) -> Encoded | ItemError:
+    """Encode one prompt, or say what is wrong with it."""
+    try:
+        text, ids = split_prompt(prompt)
+        frame = encode(GenerateRequest(text, ids, params.raw))
+    except InvalidRequest as error:
+        return ItemError(Code.INVALID_REQUEST, str(error))
+    except (UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
+        return ItemError(Code.INVALID_REQUEST, f"the prompt can not be encoded: {describe_encoding_error(error)}")
+    if len(frame) > max_frame_bytes:
+        return ItemError(
+            Code.INVALID_REQUEST, f"the request has {len(frame)} bytes, more than the pool's max_frame_bytes ({max_frame_bytes})"
+        )
+    return Encoded(frame, text, ids, params)
+
+
+def split_prompt(prompt: Any) -> tuple[str | None, list[int] | None]:
+    """Text, or token ids, from any of the forms vLLM takes. Raises InvalidRequest."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Mapping):
+        return _split_mapping(prompt)
+    if hasattr(prompt, "tolist"):
+        prompt = prompt.tolist()
+    if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)):
+        return None, _token_ids(prompt)
+    raise InvalidRequest(f"a prompt is text, a list of token ids or a dict, not {type(prompt).__name__}")
+
+
+def list_prompts(prompts: Any) -> list[Any]:
+    """The prompts of a `*_many` call; a bare string or dict is one prompt. Raises InvalidRequest for a bare list of integers."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, bytearray)):
+        raise InvalidRequest(f"prompts must be a list of prompts, not {type(prompts).__name__}")
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        raise InvalidRequest("a list of integers could be one prompt or many; write [[1, 2, 3]] for one prompt of token ids")
+    return items
+
+
+def spread(name: str, values: Any, count: int, kinds: tuple[type, ...] = ()) -> list[Any]:
+    """One value an item: None and single values are repeated, a list must have one entry an item. Raises InvalidRequest."""
+    is_list = isinstance(values, Sequence) and not isinstance(values, (str, bytes, *kinds))
+    if not is_list:
+        return [values] * count
+    if len(values) != count:
+        raise InvalidRequest(f"{name} has {len(values)} entries for {count} prompts")
+    return list(values)
+
+
+def _split_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | None]:
+    unknown = sorted(set(prompt) - _PROMPT_KEYS, key=str)
+    if unknown:
+        raise InvalidRequest(f"the prompt's key {unknown[0]!r} is not supported; write `prompt` or `prompt_token_ids`")
+    ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+    if ids is not None:
+        return None, split_prompt(ids)[1] if not isinstance(ids, (str, Mapping)) else _token_ids([ids])
+    if isinstance(text, str):
+        return text, None
+    raise InvalidRequest("the prompt dict needs `prompt` (text) or `prompt_token_ids` (a list of integers)")
+
+
+def _token_ids(values: Sequence[Any]) -> list[int]:
+    for position, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidRequest(f"token id {position} of the prompt is {value!r:.40}, not an integer")
+    return list(values)

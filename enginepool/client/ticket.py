@@ -1,0 +1,91 @@
+"""A ticket: what the client remembers of an item until its one result comes, and how the result becomes an Output."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from enginepool.client.outputs import Output
+from enginepool.clock import ClockAnchor, Timings
+from enginepool.errors import ItemError, PoolError
+from enginepool.payload import GenerateResult
+from enginepool.protocol import ResultItem
+
+
+class Sink(Protocol):
+    """Who waits for results; called on the I/O thread."""
+
+    def put(self, output: Output) -> None:
+        """One item has ended."""
+
+    def lose(self, error: PoolError) -> None:
+        """The pool is gone; nothing more will come."""
+
+    def refuse(self, output: Output) -> None:
+        """The pool did not accept the item."""
+
+
+class Ticket:
+    """One item in flight. `submitted` is monotonic."""
+
+    __slots__ = ("index", "prompt", "prompt_token_ids", "request_id", "seq", "sink", "submitted")
+
+    def __init__(
+        self, seq: int, index: int, request_id: str, prompt: str | None, ids: list[int] | None, submitted: float, sink: Sink
+    ) -> None:
+        self.seq = seq
+        self.index = index
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = ids
+        self.submitted = submitted
+        self.sink = sink
+
+    def failed(self, error: ItemError, anchor: ClockAnchor, now: float, item: ResultItem | None = None) -> Output:
+        """The Output of an item without a result."""
+        wall = anchor.to_wall
+        timings = Timings(
+            submitted=wall(self.submitted),
+            received=wall(item.received) if item else None,
+            leased=wall(item.leased) if item else None,
+            delivered=wall(now),
+        )
+        return Output(
+            index=self.index,
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[],
+            timings=timings,
+            error=error,
+            worker=item.worker if item else None,
+            attempts=item.attempts if item else 0,
+        )
+
+    def finished(self, result: GenerateResult, item: ResultItem, anchor: ClockAnchor, now: float) -> Output:
+        """The Output of an item with a result."""
+        wall, stamps = anchor.to_wall, result.stamps
+        timings = Timings(
+            wall(self.submitted),
+            wall(item.received),
+            wall(item.leased),
+            wall(stamps.arrived),
+            wall(stamps.queued),
+            wall(stamps.scheduled),
+            wall(stamps.first_token),
+            wall(stamps.last_token),
+            wall(stamps.finished),
+            wall(now),
+            stamps.num_tokens,
+        )
+        return Output(
+            index=self.index,
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids or result.prompt_token_ids,
+            outputs=result.outputs,
+            timings=timings,
+            worker=item.worker,
+            attempts=item.attempts,
+            prompt_logprobs=result.prompt_logprobs,
+            num_cached_tokens=result.num_cached_tokens,
+        )

@@ -1,0 +1,183 @@
+"""Every setting of a pool once: frozen structs from which flags, environment names, TOML keys and docs are made.
+
+A flag beats the environment, the environment beats the TOML file, the file beats the default.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from enginepool.errors import SettingsError
+
+ENV_PREFIX = "ENGINEPOOL_"
+
+PositiveFloat = Annotated[float, Meta(gt=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+
+
+class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a pool is made of. `engine_args` go to the engine as they are, `vllm_flags` to vLLM's own parser."""
+
+    model: Annotated[str | None, Meta(description="Model folder or hub id; the embedded demo model when left out.")] = None
+    workers: Annotated[
+        int | Literal["auto"], Meta(description="Worker processes; auto is devices ÷ (tensor × pipeline size), 1 on CPU.")
+    ] = "auto"
+    engine: Annotated[Literal["vllm", "echo"], Meta(description="vllm, or echo: answers without a model, for tests and benchmarks.")] = (
+        "vllm"
+    )
+    batch_size: Annotated[PositiveInt | None, Meta(description="Static batching: run batches of this many items. Unset: continuous.")] = (
+        None
+    )
+    batch_timeout_s: Annotated[
+        PositiveFloat | None, Meta(description="Static batching: send a partial batch after this long (default 0.01).")
+    ] = None
+    cpu_affinity: Annotated[
+        str, Meta(description="auto, reset, inherit, or core lists such as 0-3 (shared) or 0-3|4-7 (one a worker).")
+    ] = "auto"
+    engine_core: Annotated[
+        Literal["auto", "inproc", "mp"],
+        Meta(description="vLLM's engine core inside the worker or in a process of its own; auto: inside on one CPU device."),
+    ] = "auto"
+    kv_cache_budget_bytes: Annotated[
+        PositiveInt | None, Meta(description="KV cache memory of all CPU workers together; default: a share of the memory limit.")
+    ] = None
+    min_ready: Annotated[PositiveInt | None, Meta(description="Workers that must be ready for the pool to be up (default: all).")] = None
+    start_timeout_s: Annotated[
+        PositiveFloat, Meta(description="Longest silence of a starting worker; each stage or log line starts it anew.")
+    ] = 600.0
+    drain_timeout_s: Annotated[
+        PositiveFloat, Meta(description="How long a drain may take before what is left is returned as retryable.")
+    ] = 300.0
+    shutdown_timeout_s: Annotated[
+        PositiveFloat, Meta(description="How long stopping workers have before they are killed, all together.")
+    ] = 5.0
+    max_restarts: Annotated[int, Meta(ge=0, description="Restarts of one worker within restart_window_s before it is given up.")] = 5
+    restart_window_s: Annotated[PositiveFloat, Meta(description="The window in which max_restarts counts.")] = 300.0
+    backoff_s: Annotated[PositiveFloat, Meta(description="Wait before the first restart of a worker; doubles with each, up to 30 s.")] = 0.1
+    endpoint: Annotated[
+        str | None, Meta(description="ipc:///path or tcp://127.0.0.1:port (0: any); default: this user's default endpoint.")
+    ] = None
+    submit_window: Annotated[PositiveInt, Meta(description="Items one client keeps unfinished in the *_many calls before it waits.")] = 4096
+    max_backlog_items: Annotated[PositiveInt, Meta(description="Items that may wait; beyond that submit is refused.")] = 100_000
+    max_backlog_bytes: Annotated[PositiveInt, Meta(description="Payload bytes that may wait.")] = 1 << 30
+    max_frame_bytes: Annotated[PositiveInt, Meta(description="Largest request or result of one item.")] = 64 << 20
+    max_items_per_message: Annotated[PositiveInt, Meta(description="Items in one message.")] = 1024
+    max_slice: Annotated[PositiveInt, Meta(description="Items handed to a worker in one message (continuous mode).")] = 32
+    heartbeat_s: Annotated[PositiveFloat, Meta(description="Interval of the workers' heartbeats.")] = 1.0
+    worker_logs: Annotated[
+        Literal["show", "tail"], Meta(description="show the workers' log lines, or keep only the tail for error reports.")
+    ] = "show"
+    engine_args: Annotated[dict[str, Any], Meta(description="Engine arguments by vLLM's own names.")] = {}
+    vllm_flags: Annotated[list[str], Meta(description="vLLM's own flags, as given after `--`.")] = []
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise SettingsError(f"{name} must be a finite number; got {value}")
+        if self.workers != "auto" and self.workers < 1:
+            raise SettingsError(f"workers must be at least 1, or auto; got {self.workers}")
+        if self.batch_timeout_s is not None and self.batch_size is None:
+            raise SettingsError("batch_timeout_s means static batching, so it needs batch_size too")
+        if self.workers != "auto" and self.min_ready is not None and self.min_ready > self.workers:
+            raise SettingsError(f"min_ready is {self.min_ready}, but there are only {self.workers} workers")
+
+    @property
+    def static_timeout_s(self) -> float | None:
+        """The partial-batch timeout in static mode, None in continuous mode."""
+        return None if self.batch_size is None else self.batch_timeout_s or 0.01
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One field of PoolSettings as the command line, the environment and the docs see it."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """The command-line spelling."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        """The environment variable's name."""
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def choices(self) -> tuple[str, ...] | None:
+        """The allowed words where the type is a closed set of them."""
+        return get_args(self.type) if get_origin(self.type) is Literal else None
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it can be given as one flag (tables and lists come by TOML, by Python or after `--`)."""
+        return get_origin(self.type) not in (dict, list)
+
+
+def iter_settings() -> Iterator[Setting]:
+    """Every setting, in the order of the struct."""
+    hints = get_type_hints(PoolSettings, include_extras=True)
+    for field in msgspec.structs.fields(PoolSettings):
+        annotated = hints[field.name]
+        meta = next(item for item in annotated.__metadata__ if isinstance(item, Meta) and item.description)
+        default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+        yield Setting(field.name, annotated.__origin__, default, str(meta.description))
+
+
+def build_settings(values: Mapping[str, Any], source: str = "settings") -> PoolSettings:
+    """Check plain values (text from a flag or the environment included) and build the struct.
+
+    Raises SettingsError naming the setting.
+    """
+    try:
+        return msgspec.convert(dict(values), PoolSettings, strict=False)
+    except msgspec.ValidationError as error:
+        cause = error.__cause__
+        text = str(cause) if isinstance(cause, SettingsError) else str(error).replace("`$.", "`")
+        raise SettingsError(f"{source}: {text}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a settings file. Raises SettingsError with the path and the parser's line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--config {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--config {path}: {error}") from None
+
+
+def resolve_settings(
+    flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, toml: Path | None = None
+) -> tuple[PoolSettings, dict[str, str]]:
+    """Merge flag > environment > TOML > default. Returns the settings and where each came from."""
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    from_env = {item.name: environ[item.env] for item in iter_settings() if item.is_flag and item.env in environ}
+    layers = [
+        (f"file {toml}", read_toml(toml) if toml else {}),
+        ("environment", from_env),
+        ("flag", {name: value for name, value in flags.items() if value is not None}),
+    ]
+    for origin, layer in layers:
+        build_settings(layer | _partners(layer, merged), origin)
+        merged.update(layer)
+        origins.update(dict.fromkeys(layer, origin))
+    settings = build_settings(merged)
+    return settings, {item.name: origins.get(item.name, "default") for item in iter_settings()}
+
+
+def _partners(layer: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of lower layers that the checks between fields need, so that each layer's errors name that layer."""
+    return {name: below[name] for name in ("batch_size", "workers") if name in below and name not in layer}

@@ -1,0 +1,184 @@
+"""The desk: the life of every item from acceptance to its one end. No sockets, no processes, no clock.
+
+::
+
+    submit ─▶ QUEUED ─ grant ─▶ LEASED ─ done ─▶ FINISHED ─▶ deliver (exactly once)
+                ▲                  │
+                └── worker_died ───┘        abort, expire, close end an item from either state
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from enginepool.dispatcher.assign import BatchRule, WorkerLoad, assign_isolated, assign_slice
+from enginepool.dispatcher.backlog import Backlog, ClientId, Item
+from enginepool.dispatcher.leases import Leases, judge
+from enginepool.errors import Code, ItemError
+from enginepool.protocol import SubmitItem
+from enginepool.status import ItemState
+
+Deliver = Callable[[Item, bytes, ItemError | None], None]
+SendAbort = Callable[[int, list[int]], None]
+Grant = tuple[int, list[int], list[bytes]]
+
+ABORTED = ItemError(Code.ABORTED, "aborted by the caller")
+
+
+class Desk:
+    """All items of a pool. `deliver` is called once an item; `send_abort` with a worker and its lease numbers."""
+
+    def __init__(self, backlog: Backlog, max_slice: int, batch_rule: BatchRule | None, deliver: Deliver, send_abort: SendAbort) -> None:
+        self.backlog = backlog
+        self.leases = Leases()
+        self.batch_rule = batch_rule
+        self.is_draining = False
+        self.num_finished = 0
+        self.num_failed = 0
+        self._max_slice = max_slice
+        self._deliver = deliver
+        self._send_abort = send_abort
+        self._items: dict[ClientId, dict[int, Item]] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every accepted item has ended."""
+        return not self.backlog and not self.leases
+
+    def submit(self, client: ClientId, items: Sequence[SubmitItem], payloads: Sequence[bytes], now: float) -> ItemError | None:
+        """Accept all or none; returns why not."""
+        if self.is_draining:
+            return ItemError(Code.DRAINING, "the pool is stopping and takes no new work; send it again to the next one")
+        if not self.backlog.can_take(len(items), sum(map(len, payloads))):
+            limits = f"{self.backlog.max_items} items, {self.backlog.max_bytes} bytes"
+            return ItemError(Code.OVERLOADED, f"the backlog is full ({len(self.backlog)} items wait; limits: {limits}); try again later")
+        mine = self._items.setdefault(client, {})
+        for entry, payload in zip(items, payloads, strict=True):
+            if entry.seq in mine:
+                continue
+            deadline = math.inf if entry.deadline_s is None else now + entry.deadline_s
+            item = Item(client, entry.seq, payload, now, entry.priority, deadline, max(1, entry.sequences))
+            mine[entry.seq] = item
+            self.backlog.push(item)
+        return None
+
+    def abort(self, client: ClientId, seqs: Iterable[int]) -> None:
+        """End these items; a leased one ends when its worker says so."""
+        mine = self._items.get(client, {})
+        self._end_early([item for seq in seqs if (item := mine.get(seq))], ABORTED)
+
+    def drop_client(self, client: ClientId) -> None:
+        """The client is gone: nobody will read its results."""
+        self._end_early(list(self._items.get(client, {}).values()), ABORTED)
+
+    def expire(self, now: float) -> None:
+        """End items whose deadline has passed."""
+        late = self.backlog.due(now)
+        if late:
+            self._end_early(late, ItemError(Code.DEADLINE_EXCEEDED, "the item's deadline passed before it finished"))
+
+    def grant(self, loads: list[WorkerLoad], now: float) -> Iterator[Grant]:
+        """Hand out what the workers want: (worker, lease numbers, payloads) until nobody wants or nothing waits."""
+        by_index = {load.index: load for load in loads}
+        while grant := self._next_grant(list(by_index.values()), now):
+            worker = grant[0]
+            load = by_index[worker]
+            by_index[worker] = WorkerLoad(
+                worker, load.capacity, load.prefetch, self.leases.sequences(worker), self.leases.is_isolating(worker)
+            )
+            yield grant
+
+    def done(self, worker: int, number: int, payload: bytes, error: ItemError | None) -> None:
+        """A worker answered; an answer of an older attempt finds no lease and is dropped."""
+        item = self.leases.finish(number, worker)
+        if item is not None:
+            if error is not None and error.code is Code.ABORTED:
+                error = item.abort_error or error
+            self._end(item, payload, error)
+
+    def worker_died(self, worker: int, how: str) -> tuple[int, int]:
+        """Put a dead worker's items back or fail the killer; returns how many were put back and failed."""
+        verdict = judge(self.leases.revoke(worker))
+        retried = self._put_back(verdict.retried, alone=False) + self._put_back(verdict.isolated, alone=True)
+        for item in verdict.convicted:
+            text = f"worker {worker} {how} while this item ran alone in it; it was in {item.deaths} worker deaths, {item.attempts} attempts"
+            self._end(item, b"", item.abort_error or ItemError(Code.WORKER_LOST, text))
+        return retried, len(verdict.convicted)
+
+    def close(self, error: ItemError) -> int:
+        """End everything that is left with `error`; returns how many that were."""
+        left = [item for mine in self._items.values() for item in mine.values()]
+        for item in left:
+            if item.state is ItemState.QUEUED:
+                self.backlog.remove(item)
+            elif item.lease is not None and item.last_worker is not None:
+                self.leases.finish(item.lease, item.last_worker)
+            self._end(item, b"", error)
+        return len(left)
+
+    def next_event(self) -> float:
+        """When `expire` or a partial batch is due, or infinity."""
+        due = self.batch_rule.next_deadline(self.backlog.oldest_arrival()) if self.batch_rule else None
+        return min(self.backlog.next_deadline(), math.inf if due is None else due)
+
+    def _next_grant(self, loads: list[WorkerLoad], now: float) -> Grant | None:
+        if not loads or not self.backlog:
+            return None
+        if self.backlog.has_isolated and (worker := assign_isolated(loads)) is not None:
+            item = self.backlog.pop_isolated()
+            return self._lease([item] if item else [], worker, now, alone=True)
+        waiting = self.backlog.num_shared
+        if self.batch_rule:
+            oldest = self.backlog.oldest_arrival()
+            chosen = self.batch_rule.assign(loads, waiting, oldest, now, flush=self.is_draining)
+            return self._lease(self._pop_items(chosen.num_sequences), chosen.index, now) if chosen else None
+        chosen = assign_slice(loads, waiting, self._max_slice)
+        return self._lease(self._pop_sequences(chosen.num_sequences), chosen.index, now) if chosen else None
+
+    def _lease(self, items: list[Item], worker: int, now: float, *, alone: bool = False) -> Grant | None:
+        if not items:
+            return None
+        numbers = self.leases.grant(items, worker, now, alone=alone)
+        return worker, numbers, [item.payload for item in items]
+
+    def _pop_items(self, count: int) -> list[Item]:
+        return [item for _ in range(count) if (item := self.backlog.pop())]
+
+    def _pop_sequences(self, budget: int) -> list[Item]:
+        items: list[Item] = []
+        while budget > 0 and (item := self.backlog.pop()):
+            items.append(item)
+            budget -= item.sequences
+        return items
+
+    def _end_early(self, items: list[Item], error: ItemError) -> None:
+        to_worker: dict[int, list[int]] = {}
+        for item in items:
+            if item.state is ItemState.QUEUED:
+                self.backlog.remove(item)
+                self._end(item, b"", error)
+            elif item.state is ItemState.LEASED and item.abort_error is None and item.lease is not None:
+                item.abort_error = error
+                to_worker.setdefault(item.last_worker or 0, []).append(item.lease)
+        for worker, numbers in to_worker.items():
+            self._send_abort(worker, numbers)
+
+    def _put_back(self, items: list[Item], *, alone: bool) -> int:
+        wanted = [item for item in items if item.abort_error is None]
+        self.backlog.push_back(wanted, alone=alone)
+        for item in items:
+            if item.abort_error is not None:
+                self._end(item, b"", item.abort_error)
+        return len(wanted)
+
+    def _end(self, item: Item, payload: bytes, error: ItemError | None) -> None:
+        item.state = ItemState.FINISHED
+        item.payload = b""
+        mine = self._items[item.client]
+        del mine[item.seq]
+        if not mine:
+            del self._items[item.client]
+        self.num_finished += 1
+        self.num_failed += error is not None
+        self._deliver(item, payload, error)

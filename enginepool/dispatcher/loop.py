@@ -1,0 +1,354 @@
+"""The dispatcher: one single-threaded poll loop over the clients' socket, the workers' socket and the workers' processes.
+
+::
+
+                    ┌────────────── Dispatcher.run ──────────────┐
+    clients ═ Front ┤ receive ─▶ Desk ─▶ assign ─▶ flush results ├ Back ═ workers
+                    │     signals, exits, restarts, deadlines    │
+                    └── Roster (decides) ── Supervisor (does) ───┘
+
+Every turn reads the sockets before it judges anybody: a message that arrived before an exit counts, and a machine
+that was paused kills nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from enginepool.clock import ClockAnchor, monotonic
+from enginepool.config import PoolSettings
+from enginepool.dispatcher.announce import Announcer
+from enginepool.dispatcher.assign import BatchRule
+from enginepool.dispatcher.back import Back
+from enginepool.dispatcher.backlog import Backlog
+from enginepool.dispatcher.desk import Desk
+from enginepool.dispatcher.front import Front
+from enginepool.dispatcher.logs import LogWriter, stamp
+from enginepool.dispatcher.plan import Plan
+from enginepool.dispatcher.report import Reporter
+from enginepool.dispatcher.roster import RestartBudget, Roster, Slot
+from enginepool.dispatcher.signals import Signals
+from enginepool.dispatcher.staff import Staff
+from enginepool.dispatcher.supervisor import Supervisor
+from enginepool.errors import Code, ExitCode, ItemError
+from enginepool.handover import EngineSpec, WorkerSpec
+from enginepool.protocol import PROTOCOL_VERSION, Limits, Ready, Welcome
+from enginepool.rundir import Claim
+from enginepool.status import PoolState, PoolStatus, WorkerState
+from enginepool.transport import POLLIN, Poller, Router
+
+SLOW_TURN_S = 0.25
+FAST_TURN_S = 0.02
+RETRY_SEND_S = 0.002
+FAILURE_EXITS = {"usage": ExitCode.USAGE, "missing": ExitCode.ENGINE_MISSING}
+
+
+class Dispatcher:
+    """One pool from its first bind to its last reaped worker. `run` returns the exit code."""
+
+    def __init__(
+        self,
+        settings: PoolSettings,
+        plan: Plan,
+        engine: Callable[[int], EngineSpec],
+        claim: Claim,
+        pool_id: str,
+        model: str,
+        announcer: Announcer,
+        signals: Signals,
+        log_writer: LogWriter,
+        *,
+        one_first: bool,
+        pid: int,
+    ) -> None:
+        self.settings = settings
+        self.state = PoolState.STARTING
+        self.reason: str | None = None
+        self._pid = pid
+        self._pool_id = pool_id
+        self._model = model
+        self._plan = plan
+        self._engine = engine
+        self._claim = claim
+        self._announcer = announcer
+        self._signals = signals
+        self._log_writer = log_writer
+        self._one_first = one_first
+        self._exit_code: ExitCode | None = None
+        self._stopping_code = ExitCode.OK
+        self._drain_deadline = math.inf
+        self._stop_deadline = math.inf
+        self._slow_at = 0.0
+        self._poller = Poller()
+        self._handlers: dict[object, Callable[[], None]] = {}
+        self._anchor = ClockAnchor.take()
+        front_router = Router(settings.max_frame_bytes)
+        back_router = Router(settings.max_frame_bytes)
+        try:
+            endpoint = front_router.bind(claim.endpoint)
+            back_router.bind(claim.back)
+            claim.publish(endpoint)
+        except BaseException:
+            front_router.close(0)
+            back_router.close(0)
+            raise
+        self._wire(front_router, back_router, endpoint)
+
+    def _wire(self, front_router: Router, back_router: Router, endpoint: str) -> None:
+        settings = self.settings
+        num = len(self._plan.workers)
+        budget = (settings.max_restarts, settings.restart_window_s, settings.backoff_s)
+        self.roster = Roster([Slot(index, RestartBudget(*budget)) for index in range(num)], settings.min_ready or num)
+        limits = Limits(settings.max_frame_bytes, settings.max_items_per_message)
+        welcome = Welcome(PROTOCOL_VERSION, self._pool_id, self._pid, self._model, endpoint, limits, settings.submit_window, self._anchor)
+        self._front = Front(
+            front_router,
+            welcome,
+            self._claim.secret,
+            get_status=self.status,
+            on_drain=self.drain,
+            on_stop=self.stop,
+            watch=self._watch,
+            unwatch=self._unwatch,
+        )
+        self._back = Back(
+            back_router, self.roster, self._pool_id, self._claim.secret, settings.start_timeout_s, self._on_ready, self._log_stage
+        )
+        timeout_s = settings.static_timeout_s
+        rule = BatchRule(settings.batch_size, timeout_s) if settings.batch_size and timeout_s else None
+        backlog = Backlog(settings.max_backlog_items, settings.max_backlog_bytes)
+        self._desk = Desk(backlog, settings.max_slice, rule, self._front.deliver, self._back.abort)
+        self._front.desk = self._back.desk = self._desk
+        supervisor = Supervisor({plan.index: plan for plan in self._plan.workers}, self._make_spec)
+        self._staff = Staff(self, supervisor, self.roster, self._desk, self._back, watch=self._watch, unwatch=self._unwatch)
+        self._reporter = Reporter(self._pool_id, self._model, endpoint, self._anchor, list(self._plan.workers))
+        self._watch_socket(front_router, lambda: self._front.receive(monotonic()))
+        self._watch_socket(back_router, self._read_back)
+        for fd in self._signals.fds:
+            self._watch(fd, self._on_signal)
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect."""
+        return self._claim.endpoint
+
+    def run(self) -> ExitCode:
+        """Serve until there is nothing left to do."""
+        try:
+            while self._exit_code is None:
+                self._turn()
+        finally:
+            self._staff.kill_all()
+            self._front.flush()
+            self._front.router.close()
+            self._back.router.close(0)
+        return self._exit_code
+
+    def log(self, text: str, role: str = "dispatcher", pid: int | None = None) -> None:
+        """One line on stderr; it never blocks."""
+        self._log_writer.line(stamp(role, pid or self._pid, text))
+
+    def show_worker_line(self, slot: Slot, text: str) -> None:
+        """A line that a worker has printed; while it starts, a sign of life."""
+        slot.progressed(monotonic(), self.settings.start_timeout_s)
+        if self.settings.worker_logs == "show":
+            self.log(text, f"worker {slot.index}", slot.pid)
+
+    def status(self) -> PoolStatus:
+        """What `status` reports."""
+        return self._reporter.status(
+            self.state, self.reason, self.roster, self._desk, self._front.num_clients, self._log_writer.num_dropped
+        )
+
+    def drain(self, limit_s: float | None = None) -> None:
+        """Take nothing new, finish what there is, then stop; while starting there is nothing to finish."""
+        if self.state is PoolState.DRAINING or self._is_stopping:
+            return
+        limit_s = self.settings.drain_timeout_s if limit_s is None else limit_s
+        self.log(f"draining: {len(self._desk.backlog)} waiting, {len(self._desk.leases)} in flight, limit {limit_s:g} s")
+        self.state = PoolState.DRAINING
+        self._desk.is_draining = True
+        self._drain_deadline = monotonic() + limit_s
+        self._slow_at = 0.0
+
+    def stop(self, code: ExitCode = ExitCode.OK) -> None:
+        """End what is left as retryable and ask the workers to go; those that do not are killed at one shared deadline."""
+        if self._is_stopping:
+            return
+        self._stopping_code = code
+        self._desk.is_draining = True
+        left = self._desk.close(ItemError(Code.DRAINING, "the pool stopped before this item finished; send it to the next one"))
+        self.log(f"stopping{f': {left} unfinished items returned as retryable' if left else ''}")
+        self._front.flush()
+        self._stop_deadline = monotonic() + self.settings.shutdown_timeout_s
+        self._staff.ask_all_to_stop()
+        self._slow_at = 0.0
+
+    def fail(self, reason: str, code: ExitCode) -> None:
+        """The pool can not go on."""
+        self.state, self.reason = PoolState.FAILED, reason
+        self.log(f"failed: {reason}")
+        self._announcer.ready({"state": "failed", "error": reason, "exit_code": int(code), "pid": self._pid})
+        self._desk.is_draining = True
+        self._desk.close(ItemError(Code.POOL_LOST, f"all workers failed: {reason}"))
+        self._front.flush()
+        self._staff.kill_all()
+        self._exit_code = code
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self._stop_deadline != math.inf
+
+    def _turn(self) -> None:
+        for key, _ in self._poller.poll(self._timeout_ms()):
+            handler = self._handlers.get(key)
+            if handler is not None:
+                handler()
+        now = monotonic()
+        self._desk.expire(now)
+        if now >= self._slow_at or self._staff.has_exits:
+            self._slow_turn(now)
+        if not self._is_stopping:
+            self._back.assign(now)
+        self._front.flush()
+        for router in (self._front.router, self._back.router):
+            if router.has_queued:
+                router.flush()
+
+    def _slow_turn(self, now: float) -> None:
+        self._slow_at = now + SLOW_TURN_S
+        self._log_writer.flush()
+        self._staff.judge_exits(now)
+        if self._is_stopping:
+            self._finish_stop(now)
+            return
+        self._staff.tend(now, one_first=self._one_first)
+        self._settle(now)
+
+    def _settle(self, now: float) -> None:
+        before, after = self.state, self.roster.settle()
+        if after is PoolState.FAILED:
+            self.fail(self._failure_text(), self._failure_code())
+        elif self.state is PoolState.DRAINING:
+            self._finish_drain(now)
+        elif after is not before:
+            self.state, self.reason = after, self.roster.reasons() or None
+            self.log(f"pool is {after.value}: {self.roster.count(WorkerState.READY)} of {len(self.roster.slots)} workers ready")
+            if self.roster.is_up:
+                self._announcer.ready(self._ready_line())
+
+    def _finish_drain(self, now: float) -> None:
+        if not self.roster.is_up or self._desk.is_idle:
+            self.stop()
+        elif now >= self._drain_deadline:
+            self.log("drain limit reached")
+            self.stop(ExitCode.DRAIN_LIMIT)
+
+    def _finish_stop(self, now: float) -> None:
+        if not self._staff.is_empty and now >= self._stop_deadline:
+            self.log("some workers did not stop in time; killing them")
+            self._staff.kill_all()
+        if self._staff.is_empty:
+            self.state = PoolState.STOPPED
+            self._announcer.ready({"state": "stopped", "error": "stopped while starting", "exit_code": 0, "pid": self._pid})
+            self._exit_code = self._stopping_code
+            self.log("stopped")
+
+    def _failure_text(self) -> str:
+        ready = self.roster.count(WorkerState.READY)
+        head = "" if not ready else f"{ready} of {len(self.roster.slots)} workers ready, {self.roster.min_ready} needed (min_ready)\n"
+        return head + self.roster.reasons()
+
+    def _failure_code(self) -> ExitCode:
+        if self.roster.is_up:
+            return ExitCode.ALL_WORKERS_FAILED
+        kinds = {slot.failure_kind for slot in self.roster.slots if slot.state is WorkerState.FAILED}
+        return FAILURE_EXITS.get(str(kinds.pop()), ExitCode.START_FAILED) if len(kinds) == 1 else ExitCode.START_FAILED
+
+    def _ready_line(self) -> dict[str, object]:
+        plan = [
+            {"worker": item.index, "cpus": list(item.cpus), "threads": item.num_threads, "devices": list(item.devices)}
+            for item in self._plan.workers
+        ]
+        return {
+            "state": self.state.value,
+            "endpoint": self.endpoint,
+            "pid": self._pid,
+            "pool_id": self._pool_id,
+            "model": self._model,
+            "plan": plan,
+        }
+
+    def _on_ready(self, slot: Slot, ready: Ready) -> None:
+        wanted = set(self._plan.workers[slot.index].cpus)
+        self.log(
+            f"ready: {ready.model}, window {ready.max_num_seqs}, max_model_len {ready.max_model_len}, threads by cpus {ready.threads}",
+            f"worker {slot.index}",
+            slot.pid,
+        )
+        if self._staff.has_wrong_mask(slot, wanted):
+            self.log(f"warning: the mask of cpus {sorted(wanted)} could not be set", f"worker {slot.index}", slot.pid)
+        self._announcer.stage(slot.index, "ready")
+        self._slow_at = 0.0
+
+    def _log_stage(self, slot: Slot, text: str) -> None:
+        self.log(text, f"worker {slot.index}", slot.pid)
+        self._announcer.stage(slot.index, text)
+
+    def _on_signal(self) -> None:
+        match self._signals.read():
+            case "drain":
+                self.drain()
+            case "kill":
+                self.log("interrupted twice: killing the workers")
+                self._staff.kill_all()
+                self._exit_code = ExitCode.INTERRUPTED
+            case "parent gone":
+                self.log("the parent program is gone: stopping at once")
+                self._staff.kill_all()
+                self._exit_code = ExitCode.OK
+
+    def _read_back(self) -> None:
+        self._back.receive(monotonic())
+
+    def read_back_dry(self) -> None:
+        """Read what a worker sent before it died."""
+        while not self._back.receive(monotonic()):
+            pass
+
+    def _make_spec(self, index: int) -> WorkerSpec:
+        plan = self._plan.workers[index]
+        return WorkerSpec(
+            index=index,
+            endpoint=self._claim.back,
+            pool_id=self._pool_id,
+            secret=self._claim.secret,
+            engine=self._engine(index),
+            is_static=self.settings.batch_size is not None,
+            heartbeat_s=self.settings.heartbeat_s,
+            max_frame_bytes=self.settings.max_frame_bytes,
+            anchor=self._anchor,
+            cpus=list(plan.cpus),
+        )
+
+    def _timeout_ms(self) -> int:
+        now = monotonic()
+        due = min(self._slow_at, self._desk.next_event())
+        if self._staff.has_exits:
+            due = min(due, now + FAST_TURN_S)
+        if self._front.router.has_queued or self._back.router.has_queued:
+            due = min(due, now + RETRY_SEND_S)
+        return math.ceil(max(0.0, due - now) * 1000)
+
+    def _watch_socket(self, router: Router, handler: Callable[[], None]) -> None:
+        self._handlers[router.socket] = handler
+        self._poller.register(router.socket, POLLIN)
+
+    def _watch(self, fd: int, handler: Callable[[], None]) -> None:
+        self._handlers[fd] = handler
+        self._poller.register(fd, POLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._poller.unregister(fd)

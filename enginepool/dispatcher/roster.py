@@ -1,0 +1,165 @@
+"""The roster: each worker's state, its restart budget and back-off, and the pool's state that follows from them.
+
+Pure: time is an argument. The supervisor tells what happened to processes, the loop does what the roster decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from enginepool.status import Load, PoolState, WorkerState
+
+MAX_BACKOFF_S = 30.0
+RATE_SPAN_S = 5.0
+RESTING = (WorkerState.STOPPED, WorkerState.FAILED)
+
+
+class RestartBudget:
+    """At most `max_restarts` within `window_s`; the wait doubles from `backoff_s` with each restart in the window."""
+
+    def __init__(self, max_restarts: int, window_s: float, backoff_s: float) -> None:
+        self.max_restarts = max_restarts
+        self.window_s = window_s
+        self.backoff_s = backoff_s
+        self._deaths: deque[float] = deque()
+
+    def spend(self, now: float) -> float | None:
+        """Count one death; returns the seconds to wait before the restart, or None when the budget is spent."""
+        while self._deaths and now - self._deaths[0] > self.window_s:
+            self._deaths.popleft()
+        self._deaths.append(now)
+        if len(self._deaths) > self.max_restarts:
+            return None
+        return float(min(MAX_BACKOFF_S, self.backoff_s * 2 ** (len(self._deaths) - 1)))
+
+
+class Slot:
+    """One worker's place in the pool: it outlives the processes that fill it."""
+
+    def __init__(self, index: int, budget: RestartBudget) -> None:
+        self.index = index
+        self.budget = budget
+        self.state = WorkerState.BACKOFF
+        self.start_at = 0.0
+        self.deadline = math.inf
+        self.pid: int | None = None
+        self.peer: bytes | None = None
+        self.stage = "waiting"
+        self.restarts = -1
+        self.last_exit: str | None = None
+        self.failure: str | None = None
+        self.failure_kind: str | None = None
+        self.capacity = 0
+        self.prefetch = 0
+        self.load = Load()
+        self._samples: deque[tuple[float, int, int]] = deque()
+
+    def started(self, pid: int, now: float, start_timeout_s: float) -> None:
+        """A process was started."""
+        self.state, self.pid, self.peer = WorkerState.STARTING, pid, None
+        self.stage, self.failure, self.failure_kind = "starting", None, None
+        self.restarts += 1
+        self.deadline = now + start_timeout_s
+        self.load = Load()
+        self._samples.clear()
+
+    def progressed(self, now: float, start_timeout_s: float, stage: str | None = None) -> None:
+        """A start-up milestone or log line: the start deadline begins anew."""
+        if self.state is WorkerState.STARTING:
+            self.stage = stage or self.stage
+            self.deadline = now + start_timeout_s
+
+    def became_ready(self) -> None:
+        """A token was generated."""
+        self.state, self.stage, self.deadline = WorkerState.READY, "ready", math.inf
+
+    def beat(self, load: Load, now: float) -> None:
+        """Note a heartbeat's counters for the rates."""
+        self.load = load
+        self._samples.append((now, load.prompt_tokens, load.generation_tokens))
+        while len(self._samples) > 2 and now - self._samples[0][0] > RATE_SPAN_S:
+            self._samples.popleft()
+
+    def rates(self) -> tuple[float, float]:
+        """Prompt and generation tokens per second over the last few seconds."""
+        if len(self._samples) < 2:
+            return 0.0, 0.0
+        (t0, p0, g0), (t1, p1, g1) = self._samples[0], self._samples[-1]
+        span = max(t1 - t0, 1e-9)
+        return (p1 - p0) / span, (g1 - g0) / span
+
+    def died(self, last_exit: str, now: float, *, is_permanent: bool) -> None:
+        """The process is gone: back off and start anew, or give this worker up."""
+        self.pid, self.peer, self.last_exit = None, None, last_exit
+        self.capacity = self.prefetch = 0
+        self.deadline = math.inf
+        if self.state is WorkerState.DRAINING:
+            self.state = WorkerState.STOPPED
+            return
+        self.state = WorkerState.LOST
+        wait_s = None if is_permanent else self.budget.spend(now)
+        if wait_s is None:
+            self.state, self.stage = WorkerState.FAILED, "failed"
+            self.failure = self.failure or last_exit
+        else:
+            self.state, self.stage, self.start_at = WorkerState.BACKOFF, "restarting", now + wait_s
+
+
+class Roster:
+    """All slots, and what they mean for the pool."""
+
+    def __init__(self, slots: list[Slot], min_ready: int) -> None:
+        self.slots = slots
+        self.min_ready = min_ready
+        self.was_ready = False
+        self.is_up = False
+
+    def count(self, state: WorkerState) -> int:
+        """How many workers are in `state`."""
+        return sum(slot.state is state for slot in self.slots)
+
+    def ready_slots(self) -> list[Slot]:
+        """Workers that take work."""
+        return [slot for slot in self.slots if slot.state is WorkerState.READY]
+
+    def to_start(self, now: float, *, one_first: bool = False) -> list[Slot]:
+        """Slots whose (re)start is due; with `one_first` the rest wait until a first worker was ready (cold caches)."""
+        due = [slot for slot in self.slots if slot.state is WorkerState.BACKOFF and slot.start_at <= now]
+        if one_first and not self.was_ready:
+            busy = any(slot.state is WorkerState.STARTING for slot in self.slots)
+            return [] if busy else due[:1]
+        return due
+
+    def overdue(self, now: float) -> list[Slot]:
+        """Starting workers that were silent for longer than the start limit."""
+        return [slot for slot in self.slots if slot.state is WorkerState.STARTING and slot.deadline <= now]
+
+    def can_retry_start(self, slot: Slot) -> bool:
+        """Before any worker was ready an orderly start failure is permanent; afterwards it is worth another try."""
+        return self.was_ready or slot.failure is None
+
+    def settle(self) -> PoolState:
+        """Where the pool stands now; STARTING until it is up for the first time."""
+        ready, failed = self.count(WorkerState.READY), self.count(WorkerState.FAILED)
+        self.was_ready = self.was_ready or ready > 0
+        if failed == len(self.slots) or (not self.is_up and len(self.slots) - failed < self.min_ready):
+            return PoolState.FAILED
+        if not self.is_up and ready + failed == len(self.slots) and ready >= self.min_ready:
+            self.is_up = True
+        if not self.is_up:
+            return PoolState.STARTING
+        return PoolState.READY if ready == len(self.slots) else PoolState.DEGRADED
+
+    def reasons(self) -> str:
+        """Why workers failed, one line each, equal reasons told once."""
+        by_reason: dict[str, list[str]] = {}
+        for slot in self.slots:
+            if slot.state is WorkerState.FAILED and slot.failure:
+                by_reason.setdefault(slot.failure, []).append(str(slot.index))
+        return "\n".join(f"worker {', '.join(who)}: {reason}" for reason, who in by_reason.items())
+
+    def next_event(self) -> float:
+        """When a restart or a start deadline is due, or infinity."""
+        starts = [slot.start_at for slot in self.slots if slot.state is WorkerState.BACKOFF]
+        return min([slot.deadline for slot in self.slots] + starts, default=math.inf)

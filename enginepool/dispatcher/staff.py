@@ -1,0 +1,154 @@
+"""The staff: carries the roster's decisions out on processes and brings their exits back to the roster and the desk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from enginepool.clock import monotonic
+from enginepool.config import PoolSettings
+from enginepool.dispatcher.back import Back
+from enginepool.dispatcher.desk import Desk
+from enginepool.dispatcher.roster import Roster, Slot
+from enginepool.dispatcher.supervisor import Supervisor, WorkerProcess
+from enginepool.status import WorkerState
+
+EXIT_GRACE_S = 0.02
+SHOWN_TAIL_LINES = 15
+
+
+class Host(Protocol):
+    """What the staff needs of the dispatcher."""
+
+    settings: PoolSettings
+
+    def log(self, text: str, role: str = "dispatcher", pid: int | None = None) -> None: ...
+    def show_worker_line(self, slot: Slot, text: str) -> None: ...
+    def read_back_dry(self) -> None: ...
+
+
+class Staff:
+    """Starts, stops, kills and buries workers."""
+
+    def __init__(
+        self,
+        host: Host,
+        supervisor: Supervisor,
+        roster: Roster,
+        desk: Desk,
+        back: Back,
+        *,
+        watch: Callable[[int, Callable[[], None]], None],
+        unwatch: Callable[[int], None],
+    ) -> None:
+        self._host = host
+        self._supervisor = supervisor
+        self._roster = roster
+        self._desk = desk
+        self._back = back
+        self._watch = watch
+        self._unwatch = unwatch
+        self._exited: list[WorkerProcess] = []
+
+    @property
+    def has_exits(self) -> bool:
+        """Whether a worker's exit was seen and waits to be judged."""
+        return bool(self._exited)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no worker process is left."""
+        return not self._supervisor.processes
+
+    def tend(self, now: float, *, one_first: bool) -> None:
+        """Start what is due, kill what has been silent for too long while starting."""
+        for slot in self._roster.overdue(now):
+            slot.failure = f"no sign of life for {self._host.settings.start_timeout_s:g} s while {slot.stage!r} (start_timeout_s)"
+            self._supervisor.kill(slot.index)
+            slot.deadline = float("inf")
+        for slot in self._roster.to_start(now, one_first=one_first):
+            self._start(slot, now)
+
+    def ask_all_to_stop(self) -> None:
+        """Ask ready and loading workers to go; one that has not even enrolled is killed, there is nothing to shut down."""
+        for slot in self._roster.slots:
+            if slot.pid is None:
+                continue
+            was_enrolled = slot.peer is not None
+            slot.state = WorkerState.DRAINING
+            if was_enrolled:
+                self._back.stop(slot.index)
+            else:
+                self._supervisor.kill(slot.index)
+
+    def kill_all(self) -> None:
+        """SIGKILL every worker's group and reap it."""
+        for index in list(self._supervisor.processes):
+            self._supervisor.kill(index)
+        for index in list(self._supervisor.processes):
+            self._forget(self._supervisor.processes[index])
+            self._supervisor.reap(index)
+        self._exited.clear()
+
+    def judge_exits(self, now: float) -> None:
+        """Bury workers whose last messages have had time to arrive."""
+        due = [process for process in self._exited if process.exited_at is not None and now - process.exited_at >= EXIT_GRACE_S]
+        if due:
+            self._host.read_back_dry()
+        for process in due:
+            self._exited.remove(process)
+            self._bury(self._roster.slots[process.index], process, now)
+
+    def has_wrong_mask(self, slot: Slot, wanted: set[int]) -> bool:
+        """Whether the worker's main thread may run on other cores than planned."""
+        try:
+            return slot.pid is not None and os.sched_getaffinity(slot.pid) != wanted
+        except OSError:
+            return False
+
+    def _start(self, slot: Slot, now: float) -> None:
+        process = self._supervisor.start(slot.index)
+        slot.started(process.pid, now, self._host.settings.start_timeout_s)
+        self._watch(process.pidfd, lambda: self._on_exit(process))
+        self._watch(process.log_fd, lambda: self._read_log(process))
+        again = f" again (restart {slot.restarts})" if slot.restarts else ""
+        cpus = sorted(os.sched_getaffinity(process.pid)) if process.popen.poll() is None else []
+        self._host.log(f"started{again} on cpus {cpus}", f"worker {slot.index}", process.pid)
+
+    def _on_exit(self, process: WorkerProcess) -> None:
+        self._unwatch(process.pidfd)
+        process.exited_at = monotonic()
+        self._exited.append(process)
+
+    def _read_log(self, process: WorkerProcess) -> None:
+        slot = self._roster.slots[process.index]
+        lines = process.read_log()
+        for line in lines:
+            self._host.show_worker_line(slot, line)
+        if not lines and process.exited_at is not None:
+            self._unwatch(process.log_fd)
+
+    def _bury(self, slot: Slot, process: WorkerProcess, now: float) -> None:
+        self._forget(process)
+        how, tail = self._supervisor.reap(slot.index)
+        was = slot.state
+        self._back.forget(slot)
+        is_permanent = slot.failure_kind is not None and not self._roster.was_ready
+        if slot.failure_kind is None:
+            slot.failure = _explain(slot.failure or f"{how} while {slot.stage!r}", tail)
+        retried, convicted = self._desk.worker_died(slot.index, how)
+        slot.died(how, now, is_permanent=is_permanent)
+        if was is not WorkerState.DRAINING:
+            fate = f"; {retried} items go to other workers, {convicted} failed" if retried or convicted else ""
+            next_step = f"restart in {slot.start_at - now:.1f} s" if slot.state is WorkerState.BACKOFF else slot.state.value
+            self._host.log(f"{how}{fate}; {next_step}", f"worker {slot.index}", process.pid)
+
+    def _forget(self, process: WorkerProcess) -> None:
+        for fd in (process.pidfd, process.log_fd):
+            self._unwatch(fd)
+
+
+def _explain(what: str, tail: list[str]) -> str:
+    lines = tail[-SHOWN_TAIL_LINES:]
+    return what + ("; its last lines:\n  " + "\n  ".join(lines) if lines else "; it printed nothing")

@@ -1,0 +1,130 @@
+"""The supervisor: starts worker processes, watches them by pidfd, kills their groups and reaps them.
+
+A worker leads its own process group, so that one signal reaches whatever it has started; the group is killed before
+the leader is reaped, while its number can not yet belong to anybody else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from enginepool import handover
+from enginepool.dispatcher.logs import WorkerLog
+from enginepool.dispatcher.plan import WorkerPlan
+from enginepool.handover import WorkerSpec
+
+EXIT_MESSAGES = {
+    signal.SIGKILL: " (out of memory? see the kernel log or the cgroup's memory.events)",
+    signal.SIGSEGV: " (a crash in native code)",
+}
+
+
+class WorkerProcess:
+    """One started process of a worker slot."""
+
+    def __init__(self, index: int, popen: subprocess.Popen[bytes], log_fd: int) -> None:
+        self.index = index
+        self.popen = popen
+        self.pid = popen.pid
+        self.pidfd = os.pidfd_open(popen.pid)
+        self.log_fd = log_fd
+        self.log = WorkerLog()
+        self.exited_at: float | None = None
+
+    def read_log(self) -> list[str]:
+        """Lines that have come since the last call; never blocks."""
+        lines: list[str] = []
+        for _ in range(16):
+            try:
+                data = os.read(self.log_fd, 65536)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            lines += self.log.feed(data)
+        return lines
+
+
+class Supervisor:
+    """The worker processes of one pool, by slot index."""
+
+    def __init__(self, plans: Mapping[int, WorkerPlan], make_spec: Callable[[int], WorkerSpec]) -> None:
+        self._plans = plans
+        self._make_spec = make_spec
+        self.processes: dict[int, WorkerProcess] = {}
+
+    def start(self, index: int) -> WorkerProcess:
+        """Start the process of a slot with its mask and environment in place before exec."""
+        plan = self._plans[index]
+        spec_fd = handover.put(self._make_spec(index))
+        log_read, log_write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(log_read, False)
+        try:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "enginepool.worker.main", str(spec_fd), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log_write,
+                stderr=log_write,
+                env=child_environment(plan, os.environ),
+                pass_fds=(spec_fd,),
+                process_group=0,
+                preexec_fn=_mask_setter(plan.cpus),
+            )
+        except BaseException:
+            os.close(log_read)
+            raise
+        finally:
+            os.close(log_write)
+            os.close(spec_fd)
+        process = self.processes[index] = WorkerProcess(index, popen, log_read)
+        return process
+
+    def kill(self, index: int) -> None:
+        """SIGKILL the worker's whole group; the exit is then noticed like any other."""
+        process = self.processes.get(index)
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def reap(self, index: int) -> tuple[str, list[str]]:
+        """Kill what is left of an exited worker's group, reap it; returns how it ended and its last log lines."""
+        process = self.processes.pop(index)
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.read_log()
+        process.log.finish()
+        code = process.popen.wait()
+        os.close(process.log_fd)
+        os.close(process.pidfd)
+        return describe_exit(code), list(process.log.tail)
+
+
+def child_environment(plan: WorkerPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """The worker's environment: ours without what the plan removes, with what it sets."""
+    kept = {name: value for name, value in environ.items() if name not in plan.env_unset}
+    return kept | plan.env_set
+
+
+def describe_exit(code: int) -> str:
+    """Exit status in words, with the likely cause of a signal."""
+    if code >= 0:
+        return f"exited with code {code}"
+    number = signal.Signals(-code)
+    return f"was killed by {number.name}{EXIT_MESSAGES.get(number, '')}"
+
+
+def _mask_setter(cpus: tuple[int, ...]) -> Callable[[], None]:
+    """Runs in the child between fork and exec; a mask that can't be set is told by comparing afterwards."""
+
+    def set_mask() -> None:
+        with suppress(OSError):
+            os.sched_setaffinity(0, cpus)
+
+    return set_mask

@@ -1,0 +1,178 @@
+"""The run directory: which endpoint a pool holds, who holds it, and the secret that lets a client in.
+
+Per endpoint there are a lock (held while the pool lives), a secret (0600) and, for ipc, the sockets. The lock is what
+makes an endpoint exclusive: a second ZeroMQ bind on an ipc path succeeds silently and steals it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from enginepool.errors import EndpointInUse, NoDispatcher, SettingsError
+
+MAX_IPC_PATH_BYTES = 107
+_LOOPBACK = re.compile(r"^tcp://(127(?:\.\d{1,3}){3}|localhost|\[::1\]):(\d+)$")
+
+
+def run_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """This user's run directory: ENGINEPOOL_RUN_DIR, else XDG_RUNTIME_DIR/enginepool, else one in the temp folder."""
+    if chosen := environ.get("ENGINEPOOL_RUN_DIR"):
+        return Path(chosen)
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "enginepool"
+    return Path(tempfile.gettempdir()) / f"enginepool-{os.getuid()}"
+
+
+def make_run_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Create the run directory with mode 0700. Raises SettingsError when another user owns it or it can't be made."""
+    folder = run_dir(environ)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.lstat()
+    except OSError as error:
+        raise SettingsError(f"run directory {folder}: {error.strerror}; set ENGINEPOOL_RUN_DIR to a writable folder") from None
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise SettingsError(f"run directory {folder} is not a folder of yours; remove it or set ENGINEPOOL_RUN_DIR")
+    if stat.S_IMODE(info.st_mode) & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
+def default_endpoint(environ: Mapping[str, str] = os.environ) -> str:
+    """Where `Pool.connect()` and the commands look when nothing is said."""
+    return environ.get("ENGINEPOOL_ENDPOINT") or f"ipc://{run_dir(environ)}/default.sock"
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise SettingsError for an endpoint that can not be served or would not be safe."""
+    if endpoint.startswith("ipc://"):
+        path = endpoint.removeprefix("ipc://")
+        if not path.startswith("/"):
+            raise SettingsError(f"endpoint {endpoint}: the path must be absolute (ipc:///path/to.sock)")
+        if len(os.fsencode(path)) + len(".back") > MAX_IPC_PATH_BYTES:
+            raise SettingsError(f"endpoint {endpoint}: the path is longer than {MAX_IPC_PATH_BYTES - 5} bytes; set ENGINEPOOL_RUN_DIR")
+    elif endpoint.startswith("tcp://"):
+        match = _LOOPBACK.match(endpoint)
+        if not match:
+            raise SettingsError(f"endpoint {endpoint}: only loopback (tcp://127.0.0.1:PORT) is served; traffic is not encrypted yet")
+        if int(match[2]) > 65535:
+            raise SettingsError(f"endpoint {endpoint}: a port is at most 65535")
+    else:
+        raise SettingsError(f"endpoint {endpoint}: write ipc:///path or tcp://127.0.0.1:PORT")
+
+
+class Claim:
+    """An endpoint held by this process until `release()`; the secret is in `secret`, the ipc path of the workers in `back`."""
+
+    def __init__(self, endpoint: str, folder: Path) -> None:
+        self.endpoint = endpoint
+        self.secret = secrets.token_bytes(32)
+        self._folder = folder
+        self._lock_path = _beside(endpoint, folder, "lock")
+        self._lock_fd = _take_lock(self._lock_path, endpoint)
+        self._secret_path: Path | None = None
+        stem = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else f"{folder}/{_stem(endpoint)}-{os.getpid()}"
+        self.back = f"ipc://{stem}.back"
+
+    def publish(self, endpoint: str) -> None:
+        """Write the secret beside the endpoint the kernel really gave, and close the sockets' files to others."""
+        self.endpoint = endpoint
+        for address in (endpoint, self.back):
+            if address.startswith("ipc://"):
+                os.chmod(address.removeprefix("ipc://"), 0o600)
+        self._secret_path = _beside(endpoint, self._folder, "secret")
+        draft = self._secret_path.with_suffix(f".{os.getpid()}.tmp")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(self.secret)
+        draft.rename(self._secret_path)
+
+    def release(self) -> None:
+        """Remove what this claim made; the lock's file goes last, while it is still held."""
+        sockets = [Path(item.removeprefix("ipc://")) for item in (self.endpoint, self.back) if item.startswith("ipc://")]
+        for path in [*sockets, *filter(None, [self._secret_path]), self._lock_path]:
+            path.unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+
+def claim_endpoint(endpoint: str | None, pool_id: str, environ: Mapping[str, str] = os.environ) -> Claim:
+    """Hold `endpoint`; with None the user's default, or one of this pool's own when the default is taken.
+
+    Raises EndpointInUse saying who holds it, SettingsError for an endpoint that makes no sense.
+    """
+    folder = make_run_dir(environ)
+    if endpoint is not None:
+        check_endpoint(endpoint)
+        return Claim(endpoint, folder)
+    default = f"ipc://{folder}/default.sock"
+    check_endpoint(default)
+    try:
+        return Claim(default, folder)
+    except EndpointInUse:
+        own = f"ipc://{folder}/{pool_id}.sock"
+        check_endpoint(own)
+        return Claim(own, folder)
+
+
+def read_secret(endpoint: str, environ: Mapping[str, str] = os.environ) -> bytes:
+    """The secret of the pool at `endpoint`. Raises NoDispatcher when there is none this user may read."""
+    path = _beside(endpoint, run_dir(environ), "secret")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        hint = "start one with `enginepool serve`, or give the endpoint it printed (--endpoint or ENGINEPOOL_ENDPOINT)"
+        raise NoDispatcher(f"no pool at {endpoint}: {hint}") from None
+    except OSError as error:
+        raise NoDispatcher(f"no access to the pool at {endpoint}: {path}: {error.strerror}") from None
+
+
+def _stem(endpoint: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", endpoint).strip("-")
+
+
+def _beside(endpoint: str, folder: Path, suffix: str) -> Path:
+    if endpoint.startswith("ipc://"):
+        return Path(endpoint.removeprefix("ipc://") + "." + suffix)
+    return folder / f"{_stem(endpoint)}.{suffix}"
+
+
+def _take_lock(path: Path, endpoint: str) -> int:
+    if endpoint.endswith(":0"):
+        path = path.with_suffix(f".{os.getpid()}.lock")
+    try:
+        return _lock_file(path)
+    except BlockingIOError:
+        holder = path.read_text(errors="replace").strip() or "unknown"
+        raise EndpointInUse(f"{endpoint} is held by the pool with pid {holder}; stop it or choose another --endpoint") from None
+    except OSError as error:
+        raise SettingsError(f"endpoint {endpoint}: {path}: {error.strerror}") from None
+
+
+def _lock_file(path: Path) -> int:
+    """Lock, then make sure that the locked file is still the one at `path` (its last holder removes it)."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same_file(fd, path):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _is_same_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,160 @@
+"""SamplingParams with vLLM's names and defaults, light enough for a process that never imports vLLM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from enginepool.errors import InvalidRequest
+
+_INTERNAL = {"output_kind", "output_text_buffer_length", "skip_clone", "stream_interval", "prompt_logprob_token_ids"}
+_REFUSED = {"prompt_logprob_token_ids"}
+
+
+class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
+    """What the text has to match; set exactly one of the first six (names and meaning as in vLLM 0.32)."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """How to sample. Field for field vLLM 0.32's `SamplingParams`; vLLM's own checks run in the worker.
+
+    Not here: what only streaming uses (`output_kind`, `stream_interval`) and `prompt_logprob_token_ids`.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprob_start: int | None = None
+    logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
+    bad_words: list[str] | None = None
+    watermarking: bool | None = None
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: dict[str, Any] | None = None
+    routed_experts_prompt_start: int = 0
+    trace_decode_token_ids: list[int] | None = None
+
+
+def coerce_params(value: Any) -> SamplingParams | None:
+    """Take None, a SamplingParams, a mapping or a `vllm.SamplingParams` and return checked params of ours.
+
+    Raises InvalidRequest naming the field for an unknown field, a wrong type or a number that is not finite.
+    """
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        fields: Any = dict(value)
+    elif isinstance(value, SamplingParams):
+        fields = _fields_of(value)
+    elif type(value).__module__.partition(".")[0] == "vllm" and hasattr(value, "__struct_fields__"):
+        fields = _fields_of_vllm(value)
+    else:
+        raise InvalidRequest(f"sampling params must be SamplingParams, a dict or None, not {type(value).__name__}")
+    _refuse_non_finite(fields)
+    try:
+        params = msgspec.convert(fields, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"sampling params: {_named(str(error))}") from None
+    _refuse_nonsense(params)
+    return params
+
+
+def encode_params(params: SamplingParams | None) -> bytes:
+    """Encode as the map of fields that differ from the defaults, or nil.
+
+    Raises InvalidRequest where msgpack has no form for a value (a lone surrogate, an integer beyond 64 bits).
+    """
+    try:
+        return msgspec.msgpack.encode(params)
+    except (UnicodeEncodeError, OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"sampling params can not be encoded: {describe_encoding_error(error)}") from None
+
+
+def describe_encoding_error(error: Exception) -> str:
+    """Say in the caller's terms what msgpack could not encode."""
+    if isinstance(error, UnicodeEncodeError):
+        return f"character {error.start} of the text is a lone surrogate (U+{ord(error.object[error.start]):04X})"
+    if isinstance(error, OverflowError):
+        return "an integer does not fit into 64 bits"
+    return str(error) or type(error).__name__
+
+
+def _fields_of(params: SamplingParams) -> dict[str, Any]:
+    fields = {name: getattr(params, name) for name in SamplingParams.__struct_fields__}
+    nested = fields["structured_outputs"]
+    if isinstance(nested, StructuredOutputsParams):
+        fields["structured_outputs"] = {name: getattr(nested, name) for name in nested.__struct_fields__}
+    return fields
+
+
+def _fields_of_vllm(params: Any) -> dict[str, Any]:
+    default = type(params)()
+    fields: dict[str, Any] = {}
+    for name in params.__struct_fields__:
+        value = getattr(params, name)
+        if name.startswith("_") or (name in _INTERNAL and name not in _REFUSED) or value is getattr(default, name):
+            continue
+        if name in _REFUSED or name not in SamplingParams.__struct_fields__:
+            if value is not None and value != getattr(default, name):
+                raise InvalidRequest(f"sampling params: enginepool can not carry vLLM's field {name!r} yet; leave it unset")
+            continue
+        fields[name] = value
+    for name in ("structured_outputs", "repetition_detection"):
+        if fields.get(name) is not None:
+            plain = msgspec.to_builtins(fields[name])
+            fields[name] = {key: item for key, item in plain.items() if not key.startswith("_")}
+    return fields
+
+
+def _refuse_non_finite(fields: Mapping[str, Any]) -> None:
+    """Range checks written as comparisons are all false for NaN, and msgpack carries it, so look before sending."""
+    for name, value in fields.items():
+        values = value.values() if name == "logit_bias" and isinstance(value, Mapping) else (value,)
+        if any(isinstance(item, float) and not math.isfinite(item) for item in values):
+            raise InvalidRequest(f"sampling params: `{name}` must be a finite number")
+
+
+def _refuse_nonsense(params: SamplingParams) -> None:
+    stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
+    if "" in stops:
+        raise InvalidRequest("sampling params: `stop` must not hold an empty string: it would match at once")
+
+
+def _named(message: str) -> str:
+    """Turn msgspec's path (`$.temperature`) into the field's name."""
+    return message.replace("`$.", "`").replace("Object contains unknown", "there is no")

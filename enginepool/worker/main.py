@@ -1,0 +1,104 @@
+"""A worker process, from its first instruction to its exit.
+
+::
+
+    arm the parent-death signal ─▶ read the spec ─▶ start the link ─▶ build the engine (Stage …) ─▶ generate one token
+        ─▶ Ready, Window ─▶ feed until Stop or Drain ─▶ close the engine ─▶ Goodbye ─▶ exit
+
+    can not start: StartFailed, exit 3        engine lost: Goodbye(error), exit 70
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from enginepool.worker import lifeline
+
+if TYPE_CHECKING:
+    from enginepool.handover import WorkerSpec
+    from enginepool.worker.link import Link
+
+if __name__ == "__mp_main__":
+    lifeline.arm()
+
+EXIT_START_FAILED = 3
+EXIT_ENGINE_LOST = 70
+
+
+def main(spec_fd: int, parent_pid: int) -> int:
+    """Run one worker; returns its exit code."""
+    lifeline.arm(parent_pid)
+    from enginepool import handover
+    from enginepool.handover import WorkerSpec
+    from enginepool.worker.link import Link
+
+    spec = handover.take(spec_fd, WorkerSpec)
+    _prepare_process(spec.index)
+    link = Link(spec)
+    link.start()
+    return _work(spec, link)
+
+
+def _work(spec: WorkerSpec, link: Link) -> int:
+    import traceback
+
+    from enginepool.protocol import Window
+    from enginepool.worker.boot import boot, describe
+    from enginepool.worker.engine import StartRefused
+    from enginepool.worker.feeder import Feeder
+
+    try:
+        engine = boot(spec, link.send)
+    except StartRefused as refused:
+        return _refuse_start(link, refused.kind, str(refused))
+    except Exception as error:
+        traceback.print_exc()
+        return _refuse_start(link, "engine", f"{type(error).__name__}: {error}")
+    feeder = Feeder(engine, link, is_static=spec.is_static, max_frame_bytes=spec.max_frame_bytes)
+    link.load = lambda: feeder.load
+    link.is_ready = True
+    link.send(describe(engine))
+    capacity = engine.info.max_num_seqs
+    link.send(Window(capacity, max(1, capacity // 16)))
+    try:
+        feeder.run()
+    except Exception as error:
+        traceback.print_exc()
+        link.close(f"{type(error).__name__}: {error}")
+        return EXIT_ENGINE_LOST
+    engine.close()
+    link.close()
+    return 0
+
+
+def _prepare_process(index: int) -> None:
+    """Signals are the dispatcher's business: a group signal must not cut a drain short. SIGUSR1 prints all stacks."""
+    import faulthandler
+    import signal
+    from multiprocessing import resource_tracker
+
+    import setproctitle
+
+    setproctitle.setproctitle(f"enginepool worker {index}")
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    resource_tracker.ensure_running()  # it unblocks these signals in itself, so it has to be started before they are blocked
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
+def _refuse_start(link: Link, kind: str, text: str) -> int:
+    from enginepool.protocol import StartFailed
+
+    link.send(StartFailed(kind, text))
+    link.close()
+    return EXIT_START_FAILED
+
+
+if __name__ == "__main__":
+    import sys
+
+    code = main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
