@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with 2."""
-        if "unrecognized arguments: -" in message and self.prog.endswith("serve"):
+        if "unrecognized arguments: -" in message and "serve" in sys.argv:
             message += "\n(vLLM's own flags go after `--`: enginepool serve MODEL --workers 2 -- --max-model-len 1024)"
         self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}\n")
 

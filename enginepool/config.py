@@ -72,9 +72,10 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_items_per_message: Annotated[PositiveInt, Meta(description="Items in one message.")] = 1024
     max_slice: Annotated[PositiveInt, Meta(description="Items handed to a worker in one message (continuous mode).")] = 32
     heartbeat_s: Annotated[PositiveFloat, Meta(description="Interval of the workers' heartbeats.")] = 1.0
-    worker_logs: Annotated[
-        Literal["show", "tail"], Meta(description="show the workers' log lines, or keep only the tail for error reports.")
-    ] = "show"
+    log_level: Annotated[
+        Literal["info", "warning"],
+        Meta(description="info: state changes and the workers' own lines; warning: only what went wrong (Pool's default)."),
+    ] = "info"
     engine_args: Annotated[dict[str, Any], Meta(description="Engine arguments by vLLM's own names.")] = {}
     vllm_flags: Annotated[list[str], Meta(description="vLLM's own flags, as given after `--`.")] = []
 
@@ -171,13 +172,19 @@ def resolve_settings(
         ("flag", {name: value for name, value in flags.items() if value is not None}),
     ]
     for origin, layer in layers:
-        build_settings(layer | _partners(layer, merged), origin)
         merged.update(layer)
         origins.update(dict.fromkeys(layer, origin))
+    checks = [(name, value, origin) for origin, layer in layers for name, value in layer.items()]
+    for name, value, origin in sorted(checks, key=lambda check: check[0] in _PARTNERS):
+        build_settings({**_partner(name, merged), name: value}, origin)
     settings = build_settings(merged)
     return settings, {item.name: origins.get(item.name, "default") for item in iter_settings()}
 
 
-def _partners(layer: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of lower layers that the checks between fields need, so that each layer's errors name that layer."""
-    return {name: below[name] for name in ("batch_size", "workers") if name in below and name not in layer}
+_PARTNERS = {"batch_timeout_s": "batch_size", "min_ready": "workers"}
+
+
+def _partner(name: str, merged: Mapping[str, Any]) -> dict[str, Any]:
+    """The setting that a check between fields needs, from whichever layer: one may begin what another completes."""
+    partner = _PARTNERS.get(name)
+    return {} if partner is None or partner not in merged else {partner: merged[partner]}

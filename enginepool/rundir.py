@@ -18,7 +18,7 @@ from pathlib import Path
 from enginepool.errors import EndpointInUse, NoDispatcher, SettingsError
 
 MAX_IPC_PATH_BYTES = 107
-_LOOPBACK = re.compile(r"^tcp://(127(?:\.\d{1,3}){3}|localhost|\[::1\]):(\d+)$")
+_LOOPBACK = re.compile(r"^tcp://(127(?:\.\d{1,3}){3}|localhost):(\d+)$")
 
 
 def run_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -75,7 +75,7 @@ class Claim:
         self.endpoint = endpoint
         self.secret = secrets.token_bytes(32)
         self._folder = folder
-        self._lock_path = _beside(endpoint, folder, "lock")
+        self._lock_path = _lock_path(endpoint, folder)
         self._lock_fd = _take_lock(self._lock_path, endpoint)
         self._secret_path: Path | None = None
         stem = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else f"{folder}/{_stem(endpoint)}-{os.getpid()}"
@@ -134,7 +134,8 @@ def read_secret(endpoint: str, environ: Mapping[str, str] = os.environ) -> bytes
 
 
 def _stem(endpoint: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", endpoint).strip("-")
+    """A file name for an address; the kernel tells `localhost` by its number, so both names are one."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", endpoint.replace("//localhost:", "//127.0.0.1:")).strip("-")
 
 
 def _beside(endpoint: str, folder: Path, suffix: str) -> Path:
@@ -143,9 +144,13 @@ def _beside(endpoint: str, folder: Path, suffix: str) -> Path:
     return folder / f"{_stem(endpoint)}.{suffix}"
 
 
+def _lock_path(endpoint: str, folder: Path) -> Path:
+    """Pools that leave the port to the kernel do not exclude each other."""
+    is_any_port = endpoint.startswith("tcp://") and endpoint.endswith(":0")
+    return _beside(endpoint, folder, f"{os.getpid()}.lock" if is_any_port else "lock")
+
+
 def _take_lock(path: Path, endpoint: str) -> int:
-    if endpoint.endswith(":0"):
-        path = path.with_suffix(f".{os.getpid()}.lock")
     try:
         return _lock_file(path)
     except BlockingIOError:

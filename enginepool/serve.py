@@ -49,7 +49,8 @@ def run_dispatcher(settings: PoolSettings, parent: Parent) -> ExitCode:
     signals = Signals(parent.pid, parent.lifeline_fd, ignore_sigint=parent.is_embedded)
 
     def log(text: str) -> None:
-        writer.line(stamp("dispatcher", pid, text))
+        if settings.log_level == "info" or text.startswith(("warning", "error")):
+            writer.line(stamp("dispatcher", pid, text))
 
     try:
         return _run(settings, announcer, signals, writer, log, pid)

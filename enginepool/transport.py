@@ -6,9 +6,13 @@ never block: what a slow peer does not take waits in that peer's own queue, and 
 
 from __future__ import annotations
 
+import math
 import os
+import select
+import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 import zmq
 
@@ -19,6 +23,9 @@ POLLIN = zmq.POLLIN
 POLLOUT = zmq.POLLOUT
 
 Frames = Sequence[bytes]
+
+# pyzmq's flags are enums whose `|` costs more than the send itself, so they are taken as integers once
+_NOBLOCK, _SNDMORE, _RCVMORE, _EVENTS, _POLLIN = (int(flag) for flag in (zmq.NOBLOCK, zmq.SNDMORE, zmq.RCVMORE, zmq.EVENTS, zmq.POLLIN))
 
 
 def _context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -52,11 +59,8 @@ class Router:
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         """The next message as (peer, frames), or None when there is none now."""
-        try:
-            peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        return peer, frames
+        frames = _receive(self.socket)
+        return None if frames is None else (frames[0], frames[1:])
 
     def send(self, peer: bytes, frames: Frames) -> bool:
         """Send or queue; False when the peer is gone or its queue is full."""
@@ -100,7 +104,7 @@ class Router:
     def _send_now(self, peer: bytes, frames: Frames) -> bool | None:
         """True when sent, False when the peer is slow, None when there is no such peer."""
         try:
-            self.socket.send_multipart([peer, *frames], zmq.NOBLOCK)
+            _send(self.socket, [peer, *frames], _NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -111,33 +115,91 @@ class Router:
 
 
 class Dealer:
-    """A client's or a worker's side: one connection, used by one thread."""
+    """A client's or a worker's side: one connection that several threads may use.
+
+    Each operation holds a lock, which is the full fence that ZeroMQ asks for when a socket changes threads. Waiting is
+    done outside it, on the socket's descriptor; that descriptor only tells edges, and any operation may consume one, so
+    whoever has sent looks whether messages wait and, if so, wakes the thread that receives.
+    """
 
     def __init__(self, endpoint: str, max_frame_bytes: int = -1) -> None:
         self._context = _context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.setsockopt(zmq.RCVHWM, 0)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+        self._lock = threading.Lock()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._is_closed = False
+        self._poll = select.poll()
         try:
-            self.socket.connect(endpoint)
+            self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             self.close(0)
             raise SettingsError(f"endpoint {endpoint}: {error.strerror}") from None
+        self._poll.register(int(self._socket.getsockopt(zmq.FD)), select.POLLIN)
+        self._poll.register(self._wake_fd, select.POLLIN)
+
+    def watch(self, fd: int) -> None:
+        """Let `wait` end when this descriptor is readable too."""
+        self._poll.register(fd, select.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching."""
+        self._poll.unregister(fd)
+
+    def wait(self, timeout_s: float | None) -> list[int]:
+        """Wait for a message, a `wake` or a watched descriptor; returns the watched ones that are readable (receiving thread)."""
+        events = self._poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
+        fds = [fd for fd, _ in events]
+        if self._wake_fd in fds:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+        return fds
+
+    def wake(self) -> None:
+        """End the receiving thread's `wait`."""
+        with self._lock:
+            if not self._is_closed:
+                os.eventfd_write(self._wake_fd, 1)
 
     def receive(self) -> list[bytes] | None:
-        """The next message's frames, or None when there is none now."""
-        try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
+        """The next message's frames, or None when there is none now (receiving thread)."""
+        with self._lock:
+            return _receive(self._socket)
 
     def send(self, frames: Frames) -> None:
-        """Hand over to ZeroMQ; a DEALER without limits never blocks."""
-        self.socket.send_multipart(frames)
+        """Hand over to ZeroMQ (any thread); a DEALER without limits never blocks. After `close` nothing is sent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            _send(self._socket, frames, 0)
+            if int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
+                os.eventfd_write(self._wake_fd, 1)
 
     def close(self, linger_ms: int = 1000) -> None:
         """Give what was sent a moment to leave, then close."""
-        self.socket.close(linger_ms)
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._socket.close(linger_ms)
+            os.close(self._wake_fd)
         self._context.term()
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
+    """Looking first is cheaper than the exception that an empty socket raises."""
+    if not int(socket.getsockopt(_EVENTS)) & _POLLIN:
+        return None
+    frames = [socket.recv(_NOBLOCK)]
+    while socket.getsockopt(_RCVMORE):
+        frames.append(socket.recv(_NOBLOCK))
+    return frames
+
+
+def _send(socket: zmq.Socket[bytes], frames: Frames, flags: int) -> None:
+    for frame in frames[:-1]:
+        socket.send(frame, flags | _SNDMORE)
+    socket.send(frames[-1], flags)

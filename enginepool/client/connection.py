@@ -1,7 +1,7 @@
-"""The connection: one I/O thread that owns the client's socket and knows nothing of the Pool in front of it.
+"""The connection: one thread that receives for all callers and knows nothing of the Pool in front of it.
 
-Callers' threads put messages into a queue and wake it; results go from it straight to whoever waits. It watches the
-dispatcher by pidfd, so a dispatcher that dies is noticed at once and nobody waits for ever.
+Callers send for themselves; results go from the receiving thread straight to whoever waits. It watches the dispatcher
+by pidfd, so a dispatcher that dies is noticed at once and nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from enginepool.protocol import (
     encode,
 )
 from enginepool.status import PoolStatus
-from enginepool.transport import POLLIN, Dealer, Frames, Poller
+from enginepool.transport import Dealer
 
 LOSS_GRACE_S = 0.3
 HELLO_TIMEOUT_S = 10.0
@@ -49,14 +49,14 @@ class Connection:
 
     def __init__(self, endpoint: str, timeout_s: float = HELLO_TIMEOUT_S) -> None:
         self.endpoint = endpoint
+        self._is_local = endpoint.startswith(("ipc://", "tcp://127.", "tcp://localhost:"))
         self.welcome: Welcome
         self.changed = threading.Condition()
         self._secret = rundir.read_secret(endpoint)
         self._seqs = itertools.count()
         self._pending: dict[int, Ticket] = {}
         self._answers: dict[int, deque[PoolStatus]] = {}
-        self._outbox: deque[Frames] = deque()
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._dealer = Dealer(endpoint)
         self._pidfd: int | None = None
         self._error: PoolError | None = None
         self._is_closing = False
@@ -87,30 +87,31 @@ class Connection:
     def submit(self, tickets: Sequence[Ticket], items: list[SubmitItem], frames: Sequence[bytes]) -> None:
         """Send items. Raises PoolLost when the pool is gone, PoolClosed after `close`."""
         self._check()
+        header = encode(Submit(items))
         for ticket in tickets:
             self._pending[ticket.seq] = ticket
         if self.error is not None:  # lost between the check and here: the I/O thread may not have seen these tickets
             for ticket in tickets:
                 self._pending.pop(ticket.seq, None)
             self._check()
-        self._post([encode(Submit(items)), *frames])
+        self._dealer.send([header, *frames])
 
     def abort(self, seqs: list[int]) -> None:
         """Ask for these items to end; their results still come."""
         if seqs and self._error is None and not self._is_closing:
-            self._post([encode(Abort(seqs))])
+            self._dealer.send([encode(Abort(seqs))])
 
     def post(self, message: Message) -> None:
         """Send a message that has no answer."""
         self._check()
-        self._post([encode(message)])
+        self._dealer.send([encode(message)])
 
     def status(self, timeout_s: float = 10.0) -> PoolStatus:
         """Ask the dispatcher for its status. Raises PoolLost when it is gone or silent."""
         self._check()
         token = next(self._seqs)
         answer = self._answers[token] = deque()
-        self._post([encode(GetStatus(token))])
+        self._dealer.send([encode(GetStatus(token))])
         with self.changed:
             self.changed.wait_for(lambda: answer or self._error, timeout_s)
         self._answers.pop(token, None)
@@ -133,7 +134,7 @@ class Connection:
         if not self._is_closing:
             self._is_closing = True
             with suppress(OSError):
-                self._post([encode(Bye())])
+                self._dealer.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
 
@@ -143,54 +144,39 @@ class Connection:
         if self._is_closing:
             raise PoolClosed("the pool is closed")
 
-    def _post(self, frames: Frames) -> None:
-        self._outbox.append(frames)
-        os.eventfd_write(self._wake_fd, 1)
-
     def _run(self) -> None:
-        dealer = Dealer(self.endpoint)
-        poller = Poller()
-        poller.register(dealer.socket, POLLIN)
-        poller.register(self._wake_fd, POLLIN)
-        pid = os.getpid() if self.endpoint.startswith("ipc://") or "127." in self.endpoint else None
-        dealer.send([encode(Hello(PROTOCOL_VERSION, self._secret, uuid.uuid4().bytes, pid))])
+        pid = os.getpid() if self._is_local else None
+        self._dealer.send([encode(Hello(PROTOCOL_VERSION, self._secret, uuid.uuid4().bytes, pid))])
         try:
-            self._serve(dealer, poller)
+            self._serve()
         finally:
             self._lose(self._error or PoolLost("the pool was closed while calls were waiting"))
-            dealer.close()
+            self._dealer.close()
             if self._pidfd is not None:
                 os.close(self._pidfd)
-            os.close(self._wake_fd)
 
-    def _serve(self, dealer: Dealer, poller: Poller) -> None:
+    def _serve(self) -> None:
         lost_at: float | None = None
-        while True:
-            for key, _ in poller.poll(None if lost_at is None else 20):
-                if key == self._wake_fd:
-                    os.eventfd_read(self._wake_fd)
-                elif key == self._pidfd:
-                    poller.unregister(self._pidfd)
-                    lost_at = monotonic()
-            self._receive(dealer, poller)
-            is_last = self._is_closing
-            while self._outbox:
-                dealer.send(self._outbox.popleft())
-            if is_last:
-                return
+        while not self._is_closing:
+            readable = self._dealer.wait(None if lost_at is None else 0.02)
+            if self._pidfd in readable and self._pidfd is not None:
+                self._dealer.unwatch(self._pidfd)
+                lost_at = monotonic()
+            self._receive()
             if lost_at is not None and monotonic() - lost_at > LOSS_GRACE_S:
                 self._lose(PoolLost(f"the pool's dispatcher (pid {self.welcome.pid}) at {self.endpoint} is gone; start it again"))
                 lost_at = None
+        self._dealer.send([encode(Bye())])
 
-    def _receive(self, dealer: Dealer, poller: Poller) -> None:
+    def _receive(self) -> None:
         is_news = False
-        while (frames := dealer.receive()) is not None:
+        while (frames := self._dealer.receive()) is not None:
             message = decode_to_client(frames[0])
             match message:
                 case Result():
                     self._on_result(message, frames[1:])
                 case Welcome():
-                    self._on_welcome(message, poller)
+                    self._on_welcome(message)
                 case Refused(seqs, error):
                     self._on_refused(seqs, error)
                 case Status(token, status):
@@ -204,12 +190,12 @@ class Connection:
             with self.changed:
                 self.changed.notify_all()
 
-    def _on_welcome(self, welcome: Welcome, poller: Poller) -> None:
+    def _on_welcome(self, welcome: Welcome) -> None:
         self.welcome = welcome
-        if self.endpoint.startswith("ipc://") or "127." in self.endpoint:
+        if self._is_local:
             with suppress(OSError):
                 self._pidfd = os.pidfd_open(welcome.pid)
-                poller.register(self._pidfd, POLLIN)
+                self._dealer.watch(self._pidfd)
         self._is_welcome.set()
 
     def _on_result(self, result: Result, frames: list[bytes]) -> None:

@@ -18,7 +18,6 @@ import msgspec
 
 from enginepool import errors, handover
 from enginepool.client.progress import LoadingView
-from enginepool.clock import monotonic
 from enginepool.config import PoolSettings
 
 KILL_WAIT_S = 5.0
@@ -118,8 +117,3 @@ def _error_for(exit_code: int, text: str) -> errors.EnginePoolError:
         errors.ExitCode.ENGINE_MISSING: errors.EngineMissing,
     }
     return kinds.get(exit_code, errors.StartError)(text)
-
-
-def wait_until(deadline: float) -> float:
-    """Seconds left until a monotonic deadline, never negative."""
-    return max(0.0, deadline - monotonic())

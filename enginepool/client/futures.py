@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from enginepool.client.outputs import Output
-from enginepool.errors import Code, Draining, Overloaded, PoolError
+from enginepool.errors import Code, Draining, Overloaded, PoolError, PoolLost
 
 _REFUSALS: dict[Code, type[PoolError]] = {Code.OVERLOADED: Overloaded, Code.DRAINING: Draining}
 
@@ -45,6 +45,41 @@ class OutputFuture(Future[Output]):
         """The pool is gone."""
         with suppress(InvalidStateError):
             self.set_exception(error)
+
+
+class Waiter:
+    """One caller that waits for one output; lighter than a future."""
+
+    def __init__(self) -> None:
+        self._output: Output | None = None
+        self._error: PoolError | None = None
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wait(self) -> Output:
+        """Wait for the end. Raises PoolLost, or Overloaded and Draining where the pool did not accept the item."""
+        self._lock.acquire()
+        if self._output is None:
+            raise self._error or PoolLost("the pool is gone")
+        return self._output
+
+    def put(self, output: Output) -> None:
+        """The item has ended."""
+        self._output = output
+        self._lock.release()
+
+    def refuse(self, output: Output) -> None:
+        """The pool did not accept the item."""
+        kind = _REFUSALS.get(output.error.code) if output.error else None
+        if kind is None:
+            self.put(output)
+        else:
+            self.lose(kind(str(output.error)))
+
+    def lose(self, error: PoolError) -> None:
+        """The pool is gone."""
+        self._error = error
+        self._lock.release()
 
 
 class Collector:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +11,16 @@ from enginepool.client.connection import TIMEOUT, Connection
 from enginepool.client.futures import Collector
 from enginepool.client.outputs import Output
 from enginepool.client.progress import make_view
-from enginepool.client.requests import EncodedParams, encode_item
+from enginepool.client.requests import EncodedParams, check_deadline, check_priority, encode_item
 from enginepool.client.ticket import Ticket
 from enginepool.clock import monotonic
-from enginepool.errors import ItemError, ItemFailed, PoolLost
+from enginepool.errors import Code, InvalidRequest, ItemError, ItemFailed, PoolLost
 from enginepool.protocol import SubmitItem
 
 CHUNK = 64
 TICK_S = 0.1
+RETRY_S = 0.05
+LONGEST_WAIT_S = 1.0
 
 
 class EnginePoolWarning(UserWarning):
@@ -47,7 +49,8 @@ class ManyCall:
         self._ends_at = None if timeout_s is None else monotonic() + timeout_s
         self._collector = Collector(len(prompts))
         self._seqs: dict[int, int] = {}
-        self._next = 0
+        self._todo = deque(range(len(prompts)))
+        self._chunk = min(CHUNK, connection.welcome.limits.max_items_per_message)
 
     def run(self, *, progress: bool) -> list[Output]:
         """Run to the end. Raises PoolLost, with what has finished in its `outputs`, when the pool is gone."""
@@ -71,42 +74,53 @@ class ManyCall:
     def _is_late(self) -> bool:
         return self._ends_at is not None and monotonic() >= self._ends_at
 
-    def _has_room(self) -> bool:
-        return self._connection.num_pending < self._connection.welcome.submit_window
+    def _room(self) -> int:
+        return self._connection.welcome.submit_window - self._connection.num_pending
 
     def _submit_what_fits(self) -> None:
         if self._collector.refused:
-            self._submit_again()
-        while self._next < len(self._prompts) and self._has_room() and not self._collector.refused:
-            end = min(self._next + CHUNK, len(self._prompts))
-            self._submit(range(self._next, end))
-            self._next = end
+            self._take_back_refused()
+        while self._todo and (room := self._room()) > 0 and not self._collector.refused:
+            count = min(self._chunk, room, len(self._todo))
+            self._submit([self._todo.popleft() for _ in range(count)])
 
-    def _submit_again(self) -> None:
-        """The backlog was full (other clients): wait a little, then send the refused ones again."""
+    def _take_back_refused(self) -> None:
+        """The backlog was full: wait a little, then try again with half as many at once (it may be smaller than a chunk)."""
         refused, self._collector.refused = self._collector.refused, []
+        self._todo.extendleft(sorted((output.index for output in refused), reverse=True))
+        self._chunk = max(1, self._chunk // 2)
         with self._connection.changed:
-            self._connection.changed.wait(TICK_S)
-        self._submit([output.index for output in refused])
+            self._connection.changed.wait(RETRY_S)
 
     def _submit(self, indexes: Sequence[int]) -> None:
         tickets, items, frames = [], [], []
         connection, now = self._connection, monotonic()
-        max_frame_bytes = connection.welcome.limits.max_frame_bytes
         for index in indexes:
-            params = self._params[index]
-            encoded = params if isinstance(params, ItemError) else encode_item(self._prompts[index], params, max_frame_bytes)
             ticket = self._ticket(index, now)
+            encoded = self._encode(index, ticket)
             if isinstance(encoded, ItemError):
                 self._collector.put(ticket.failed(encoded, connection.welcome.anchor, monotonic()))
                 continue
-            ticket.prompt, ticket.prompt_token_ids = encoded.prompt, encoded.prompt_token_ids
             self._seqs[index] = ticket.seq
             tickets.append(ticket)
-            items.append(SubmitItem(ticket.seq, self._priorities[index], self._deadlines[index], encoded.params.sequences))
-            frames.append(encoded.frame)
+            items.append(encoded[0])
+            frames.append(encoded[1])
         if tickets:
             connection.submit(tickets, items, frames)
+
+    def _encode(self, index: int, ticket: Ticket) -> tuple[SubmitItem, bytes] | ItemError:
+        params = self._params[index]
+        if isinstance(params, ItemError):
+            return params
+        encoded = encode_item(self._prompts[index], params, self._connection.welcome.limits.max_frame_bytes)
+        if isinstance(encoded, ItemError):
+            return encoded
+        ticket.prompt, ticket.prompt_token_ids = encoded.prompt, encoded.prompt_token_ids
+        try:
+            priority, deadline_s = check_priority(self._priorities[index]), check_deadline(self._deadlines[index])
+        except InvalidRequest as error:
+            return ItemError(Code.INVALID_REQUEST, str(error))
+        return SubmitItem(ticket.seq, priority, deadline_s, params.sequences), encoded.frame
 
     def _ticket(self, index: int, now: float) -> Ticket:
         seq = self._connection.next_seq()
@@ -116,14 +130,14 @@ class ManyCall:
     def _wait(self, tick_s: float | None) -> None:
         """Until all is done, there is room to submit, or a tick has passed."""
         left = None if self._ends_at is None else max(0.0, self._ends_at - monotonic())
-        limits = [limit for limit in (tick_s, left) if limit is not None]
-        if self._next >= len(self._prompts) and not self._collector.refused and not limits:
-            self._collector.is_done.wait(1.0)
-        elif self._next >= len(self._prompts):
-            self._collector.is_done.wait(min([*limits, 1.0]))
-        elif not self._has_room():
+        limit = min([*(limit for limit in (tick_s, left) if limit is not None), LONGEST_WAIT_S])
+        if self._collector.refused:
+            return
+        if not self._todo:
+            self._collector.is_done.wait(limit)
+        elif self._room() <= 0:
             with self._connection.changed:
-                self._connection.changed.wait(min([*limits, TICK_S]))
+                self._connection.changed.wait(min(limit, TICK_S))
 
     def _abort_left(self) -> None:
         outputs = self._collector.outputs

@@ -13,11 +13,21 @@ from enginepool import rundir
 from enginepool.client.connection import Connection
 from enginepool.client.embedded import EmbeddedDispatcher
 from enginepool.client.engine_args import check_engine_args
-from enginepool.client.futures import OutputFuture
+from enginepool.client.futures import OutputFuture, Waiter
 from enginepool.client.many import ManyCall, raise_first, warn_of
 from enginepool.client.outputs import Output
-from enginepool.client.requests import EncodedParams, Params, Prompt, encode_item, encode_sampling, list_prompts, spread
-from enginepool.client.ticket import Ticket
+from enginepool.client.requests import (
+    EncodedParams,
+    Params,
+    Prompt,
+    check_deadline,
+    check_priority,
+    encode_item,
+    encode_sampling,
+    list_prompts,
+    spread,
+)
+from enginepool.client.ticket import Sink, Ticket
 from enginepool.clock import monotonic
 from enginepool.config import PoolSettings, build_settings
 from enginepool.errors import Code, ForkedPool, InvalidRequest, ItemError, PoolClosed, PoolError
@@ -83,7 +93,7 @@ class Pool:
                 "drain_timeout_s": drain_timeout_s,
                 "shutdown_timeout_s": shutdown_timeout_s,
                 "min_ready": min_ready,
-                "worker_logs": "tail",
+                "log_level": "warning",
                 "engine_args": check_engine_args(engine_args),
                 **own,
             }
@@ -134,9 +144,13 @@ class Pool:
 
     def generate(self, prompt: Prompt, params: Params = None) -> Output:
         """Run one prompt and return its Output (look at `ok`). Raises PoolLost, PoolClosed, InvalidRequest."""
-        connection = self._usable()
-        call = ManyCall(connection, [prompt], [encode_sampling(params)], [None], [0], [None], None)
-        return call.run(progress=False)[0]
+        waiter = Waiter()
+        seq = self._start(waiter, prompt, params, None, 0, None)
+        try:
+            return waiter.wait()
+        except BaseException:
+            self._connection.abort([seq])
+            raise
 
     def generate_many(
         self,
@@ -161,6 +175,10 @@ class Pool:
         if on_error not in ("return", "raise"):
             raise InvalidRequest(f"on_error is 'return' or 'raise', not {on_error!r}")
         items = list_prompts(prompts)
+        if not isinstance(priorities, Sequence):
+            check_priority(priorities)
+        if not isinstance(deadline_s, Sequence):
+            check_deadline(deadline_s)
         encoded = _encode_all(params, len(items))
         call = ManyCall(
             connection,
@@ -187,19 +205,9 @@ class Pool:
         deadline_s: float | None = None,
     ) -> OutputFuture:
         """Start one prompt and return at once. `cancel()` on the future aborts it; a full backlog raises Overloaded from it."""
-        connection = self._usable()
-        now = monotonic()
-        encoded = encode_item(prompt, encode_sampling(params), connection.welcome.limits.max_frame_bytes)
         future = OutputFuture()
-        seq = connection.next_seq()
-        name = str(seq) if request_id is None else request_id
-        ticket = Ticket(seq, 0, name, None, None, now, future)
-        if isinstance(encoded, ItemError):
-            future.put(ticket.failed(encoded, connection.welcome.anchor, monotonic()))
-            return future
-        ticket.prompt, ticket.prompt_token_ids = encoded.prompt, encoded.prompt_token_ids
-        future.on_cancel = lambda: connection.abort([seq])
-        connection.submit([ticket], [SubmitItem(seq, priority, deadline_s, encoded.params.sequences)], [encoded.frame])
+        seq = self._start(future, prompt, params, request_id, priority, deadline_s)
+        future.on_cancel = lambda: self._connection.abort([seq])
         return future
 
     def status(self) -> PoolStatus:
@@ -230,6 +238,21 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<Pool {self.model} at {self.endpoint}{' (closed)' if self._is_closed else ''}>"
+
+    def _start(self, sink: Sink, prompt: Prompt, params: Params, request_id: str | None, priority: int, deadline_s: float | None) -> int:
+        """Send one item whose result goes to `sink`; returns its number."""
+        connection = self._usable()
+        check_priority(priority)
+        check_deadline(deadline_s)
+        seq, now = connection.next_seq(), monotonic()
+        encoded = encode_item(prompt, encode_sampling(params), connection.welcome.limits.max_frame_bytes)
+        ticket = Ticket(seq, 0, str(seq) if request_id is None else request_id, None, None, now, sink)
+        if isinstance(encoded, ItemError):
+            sink.put(ticket.failed(encoded, connection.welcome.anchor, monotonic()))
+            return seq
+        ticket.prompt, ticket.prompt_token_ids = encoded.prompt, encoded.prompt_token_ids
+        connection.submit([ticket], [SubmitItem(seq, priority, deadline_s, encoded.params.sequences)], [encoded.frame])
+        return seq
 
     def _stop(self, connection: Connection, embedded: EmbeddedDispatcher) -> None:
         try:

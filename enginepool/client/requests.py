@@ -5,6 +5,7 @@ An item that can't be encoded fails alone, before anything of it is sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -37,8 +38,27 @@ class Encoded(msgspec.Struct, frozen=True):
     params: EncodedParams
 
 
+MAX_KNOWN = 256
+_KNOWN: dict[bytes, EncodedParams] = {}
+
+
 def encode_sampling(params: Any) -> EncodedParams:
-    """Check and encode params. Raises InvalidRequest naming the field at fault."""
+    """Check and encode params. Raises InvalidRequest naming the field at fault. What passed once is known by its bytes."""
+    if params is None or type(params) is SamplingParams:
+        try:
+            raw = encode(params)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return _checked(params)
+        known = _KNOWN.get(raw)
+        if known is None:
+            if len(_KNOWN) >= MAX_KNOWN:
+                _KNOWN.clear()
+            known = _KNOWN[raw] = _checked(params)
+        return known
+    return _checked(params)
+
+
+def _checked(params: Any) -> EncodedParams:
     checked = coerce_params(params)
     is_default_length = checked is None or checked.max_tokens == 16
     return EncodedParams(msgspec.Raw(encode_params(checked)), 1 if checked is None else max(1, checked.n), is_default_length)
@@ -93,6 +113,22 @@ def spread(name: str, values: Any, count: int, kinds: tuple[type, ...] = ()) -> 
     if len(values) != count:
         raise InvalidRequest(f"{name} has {len(values)} entries for {count} prompts")
     return list(values)
+
+
+def check_priority(value: Any) -> int:
+    """A priority that can travel. Raises InvalidRequest."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**31) <= value < 2**31:
+        raise InvalidRequest(f"a priority is an integer of 32 bits (lower goes first), not {value!r:.40}")
+    return value
+
+
+def check_deadline(value: Any) -> float | None:
+    """A deadline in seconds from now, or None. Raises InvalidRequest."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InvalidRequest(f"deadline_s is a finite number of seconds from now, not {value!r:.40}")
+    return float(value)
 
 
 def _split_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | None]:

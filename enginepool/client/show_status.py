@@ -44,31 +44,32 @@ def render(status: PoolStatus) -> Group:
     from rich.text import Text
 
     head = f"{status.model}: {status.state.value}, up {status.uptime_s:.0f} s"
-    dispatcher = f"dispatcher {status.pid} ({_megabytes(status.rss_bytes)}), {status.clients} clients"
+    dispatcher = f"dispatcher {status.pid} ({_mebibytes(status.rss_bytes)} MiB), {status.clients} clients"
     counts = f"{status.backlog} waiting, {status.in_flight} in flight, {status.finished} ended ({status.failed} failed)"
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("worker", "state", "in flight", "running", "tok/s", "tokens", "KV", "memory", "restarts", "cpus", "last exit"):
-        table.add_column(name, justify="left" if name in ("state", "cpus", "last exit") else "right")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("#", "pid", "state", "in hand", "run", "tok/s", "tokens", "KV", "MiB", "again", "cpus"):
+        table.add_column(name, justify="left" if name in ("state", "cpus") else "right")
     for worker in status.workers:
         table.add_row(*_row(worker))
+    exits = [Text(f"worker {worker.index} last {worker.last_exit}", style="yellow") for worker in status.workers if worker.last_exit]
     reason = [Text(status.reason, style="red")] if status.reason else []
-    return Group(Text(head), Text(dispatcher), Text(counts), *reason, table)
+    return Group(Text(head), Text(dispatcher), Text(counts), *reason, table, *exits)
 
 
 def _row(worker: WorkerStatus) -> list[str]:
     state = worker.state.value if worker.stage == worker.state.value else f"{worker.state.value}: {worker.stage}"
     return [
         str(worker.index),
+        str(worker.pid or "-"),
         state,
         str(worker.in_flight),
         str(worker.running),
         f"{worker.generation_tokens_per_s:.0f}",
         str(worker.generation_tokens),
         "-" if worker.kv_cache_usage is None else f"{worker.kv_cache_usage:.0%}",
-        _megabytes(worker.rss_bytes),
+        _mebibytes(worker.rss_bytes),
         str(worker.restarts),
-        ",".join(map(str, worker.cpus)),
-        worker.last_exit or "-",
+        format_cpus(worker.cpus),
     ]
 
 
@@ -89,5 +90,16 @@ def _print_json(status: PoolStatus) -> None:
     print(msgspec.json.encode(status).decode(), flush=True)
 
 
-def _megabytes(count: int | None) -> str:
-    return "-" if count is None else f"{count / (1 << 20):,.0f} MiB"
+def _mebibytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / (1 << 20):,.0f}"
+
+
+def format_cpus(cpus: list[int]) -> str:
+    """Consecutive numbers as ranges: 0-3,8."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and cpu == spans[-1][-1] + 1:
+            spans[-1][1:] = [cpu]
+        else:
+            spans.append([cpu])
+    return ",".join("-".join(map(str, span)) for span in spans)

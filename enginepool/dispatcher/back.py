@@ -135,7 +135,7 @@ class Back:
             case StartFailed(kind, text):
                 slot.failure, slot.failure_kind = text, kind
             case Goodbye(error):
-                slot.failure = slot.failure or error
+                slot.farewell = error
 
     def _enroll(self, peer: bytes, enroll: Enroll) -> None:
         slot = next((slot for slot in self._roster.slots if slot.pid == enroll.pid and slot.index == enroll.index), None)

@@ -37,6 +37,7 @@ class Desk:
         self.num_finished = 0
         self.num_failed = 0
         self._max_slice = max_slice
+        self._granted_at = -math.inf
         self._deliver = deliver
         self._send_abort = send_abort
         self._items: dict[ClientId, dict[int, Item]] = {}
@@ -50,6 +51,10 @@ class Desk:
         """Accept all or none; returns why not."""
         if self.is_draining:
             return ItemError(Code.DRAINING, "the pool is stopping and takes no new work; send it again to the next one")
+        if any(entry.deadline_s is not None and math.isnan(entry.deadline_s) for entry in items):
+            return ItemError(Code.INVALID_REQUEST, "`deadline_s` must be a number of seconds, not nan")  # it has no place in a heap
+        if len(payloads) == 1 and len(payloads[0]) > self.backlog.max_bytes:
+            return ItemError(Code.INVALID_REQUEST, f"the request has {len(payloads[0])} bytes, more than max_backlog_bytes")
         if not self.backlog.can_take(len(items), sum(map(len, payloads))):
             limits = f"{self.backlog.max_items} items, {self.backlog.max_bytes} bytes"
             return ItemError(Code.OVERLOADED, f"the backlog is full ({len(self.backlog)} items wait; limits: {limits}); try again later")
@@ -80,6 +85,7 @@ class Desk:
 
     def grant(self, loads: list[WorkerLoad], now: float) -> Iterator[Grant]:
         """Hand out what the workers want: (worker, lease numbers, payloads) until nobody wants or nothing waits."""
+        self._granted_at = now
         by_index = {load.index: load for load in loads}
         while grant := self._next_grant(list(by_index.values()), now):
             worker = grant[0]
@@ -101,10 +107,12 @@ class Desk:
         """Put a dead worker's items back or fail the killer; returns how many were put back and failed."""
         verdict = judge(self.leases.revoke(worker))
         retried = self._put_back(verdict.retried, alone=False) + self._put_back(verdict.isolated, alone=True)
+        num_failed = 0
         for item in verdict.convicted:
+            num_failed += item.abort_error is None
             text = f"worker {worker} {how} while this item ran alone in it; it was in {item.deaths} worker deaths, {item.attempts} attempts"
             self._end(item, b"", item.abort_error or ItemError(Code.WORKER_LOST, text))
-        return retried, len(verdict.convicted)
+        return retried, num_failed
 
     def close(self, error: ItemError) -> int:
         """End everything that is left with `error`; returns how many that were."""
@@ -118,9 +126,12 @@ class Desk:
         return len(left)
 
     def next_event(self) -> float:
-        """When `expire` or a partial batch is due, or infinity."""
+        """When `expire` or a partial batch is due, or infinity.
+
+        A batch that was due at the last `grant` and did not go waits for a worker, whose message wakes the loop.
+        """
         due = self.batch_rule.next_deadline(self.backlog.oldest_arrival()) if self.batch_rule else None
-        return min(self.backlog.next_deadline(), math.inf if due is None else due)
+        return min(self.backlog.next_deadline(), math.inf if due is None or due <= self._granted_at else due)
 
     def _next_grant(self, loads: list[WorkerLoad], now: float) -> Grant | None:
         if not loads or not self.backlog:

@@ -145,15 +145,20 @@ class Dispatcher:
             self._back.router.close(0)
         return self._exit_code
 
-    def log(self, text: str, role: str = "dispatcher", pid: int | None = None) -> None:
-        """One line on stderr; it never blocks."""
-        self._log_writer.line(stamp(role, pid or self._pid, text))
+    def log(self, text: str, slot: Slot | None = None) -> None:
+        """Tell a state change on stderr; it never blocks."""
+        if self.settings.log_level == "info":
+            self.warn(text, slot)
+
+    def warn(self, text: str, slot: Slot | None = None) -> None:
+        """Tell what went wrong on stderr; it never blocks."""
+        role, pid = ("dispatcher", self._pid) if slot is None else (f"worker {slot.index}", slot.pid)
+        self._log_writer.line(stamp(role, pid, text))
 
     def show_worker_line(self, slot: Slot, text: str) -> None:
         """A line that a worker has printed; while it starts, a sign of life."""
         slot.progressed(monotonic(), self.settings.start_timeout_s)
-        if self.settings.worker_logs == "show":
-            self.log(text, f"worker {slot.index}", slot.pid)
+        self.log(text, slot)
 
     def status(self) -> PoolStatus:
         """What `status` reports."""
@@ -188,7 +193,7 @@ class Dispatcher:
     def fail(self, reason: str, code: ExitCode) -> None:
         """The pool can not go on."""
         self.state, self.reason = PoolState.FAILED, reason
-        self.log(f"failed: {reason}")
+        self.warn(f"failed: {reason}")
         self._announcer.ready({"state": "failed", "error": reason, "exit_code": int(code), "pid": self._pid})
         self._desk.is_draining = True
         self._desk.close(ItemError(Code.POOL_LOST, f"all workers failed: {reason}"))
@@ -234,7 +239,8 @@ class Dispatcher:
             self._finish_drain(now)
         elif after is not before:
             self.state, self.reason = after, self.roster.reasons() or None
-            self.log(f"pool is {after.value}: {self.roster.count(WorkerState.READY)} of {len(self.roster.slots)} workers ready")
+            tell = self.log if after is PoolState.READY else self.warn
+            tell(f"pool is {after.value}: {self.roster.count(WorkerState.READY)} of {len(self.roster.slots)} workers ready")
             if self.roster.is_up:
                 self._announcer.ready(self._ready_line())
 
@@ -242,12 +248,12 @@ class Dispatcher:
         if not self.roster.is_up or self._desk.is_idle:
             self.stop()
         elif now >= self._drain_deadline:
-            self.log("drain limit reached")
+            self.warn("drain limit reached")
             self.stop(ExitCode.DRAIN_LIMIT)
 
     def _finish_stop(self, now: float) -> None:
         if not self._staff.is_empty and now >= self._stop_deadline:
-            self.log("some workers did not stop in time; killing them")
+            self.warn("some workers did not stop in time; killing them")
             self._staff.kill_all()
         if self._staff.is_empty:
             self.state = PoolState.STOPPED
@@ -284,16 +290,16 @@ class Dispatcher:
         wanted = set(self._plan.workers[slot.index].cpus)
         self.log(
             f"ready: {ready.model}, window {ready.max_num_seqs}, max_model_len {ready.max_model_len}, threads by cpus {ready.threads}",
-            f"worker {slot.index}",
-            slot.pid,
+            slot,
         )
         if self._staff.has_wrong_mask(slot, wanted):
-            self.log(f"warning: the mask of cpus {sorted(wanted)} could not be set", f"worker {slot.index}", slot.pid)
+            self.warn(f"warning: the mask of cpus {sorted(wanted)} could not be set", slot)
         self._announcer.stage(slot.index, "ready")
         self._slow_at = 0.0
 
     def _log_stage(self, slot: Slot, text: str) -> None:
-        self.log(text, f"worker {slot.index}", slot.pid)
+        tell = self.warn if text.startswith("warning") else self.log
+        tell(text, slot)
         self._announcer.stage(slot.index, text)
 
     def _on_signal(self) -> None:
@@ -301,7 +307,7 @@ class Dispatcher:
             case "drain":
                 self.drain()
             case "kill":
-                self.log("interrupted twice: killing the workers")
+                self.warn("interrupted twice: killing the workers")
                 self._staff.kill_all()
                 self._exit_code = ExitCode.INTERRUPTED
             case "parent gone":

@@ -50,6 +50,7 @@ class Slot:
         self.last_exit: str | None = None
         self.failure: str | None = None
         self.failure_kind: str | None = None
+        self.farewell: str | None = None
         self.capacity = 0
         self.prefetch = 0
         self.load = Load()
@@ -58,7 +59,7 @@ class Slot:
     def started(self, pid: int, now: float, start_timeout_s: float) -> None:
         """A process was started."""
         self.state, self.pid, self.peer = WorkerState.STARTING, pid, None
-        self.stage, self.failure, self.failure_kind = "starting", None, None
+        self.stage, self.failure, self.failure_kind, self.farewell = "starting", None, None, None
         self.restarts += 1
         self.deadline = now + start_timeout_s
         self.load = Load()
@@ -135,10 +136,6 @@ class Roster:
         """Starting workers that were silent for longer than the start limit."""
         return [slot for slot in self.slots if slot.state is WorkerState.STARTING and slot.deadline <= now]
 
-    def can_retry_start(self, slot: Slot) -> bool:
-        """Before any worker was ready an orderly start failure is permanent; afterwards it is worth another try."""
-        return self.was_ready or slot.failure is None
-
     def settle(self) -> PoolState:
         """Where the pool stands now; STARTING until it is up for the first time."""
         ready, failed = self.count(WorkerState.READY), self.count(WorkerState.FAILED)
@@ -158,8 +155,3 @@ class Roster:
             if slot.state is WorkerState.FAILED and slot.failure:
                 by_reason.setdefault(slot.failure, []).append(str(slot.index))
         return "\n".join(f"worker {', '.join(who)}: {reason}" for reason, who in by_reason.items())
-
-    def next_event(self) -> float:
-        """When a restart or a start deadline is due, or infinity."""
-        starts = [slot.start_at for slot in self.slots if slot.state is WorkerState.BACKOFF]
-        return min([slot.deadline for slot in self.slots] + starts, default=math.inf)

@@ -23,7 +23,8 @@ class Host(Protocol):
 
     settings: PoolSettings
 
-    def log(self, text: str, role: str = "dispatcher", pid: int | None = None) -> None: ...
+    def log(self, text: str, slot: Slot | None = None) -> None: ...
+    def warn(self, text: str, slot: Slot | None = None) -> None: ...
     def show_worker_line(self, slot: Slot, text: str) -> None: ...
     def read_back_dry(self) -> None: ...
 
@@ -114,7 +115,7 @@ class Staff:
         self._watch(process.log_fd, lambda: self._read_log(process))
         again = f" again (restart {slot.restarts})" if slot.restarts else ""
         cpus = sorted(os.sched_getaffinity(process.pid)) if process.popen.poll() is None else []
-        self._host.log(f"started{again} on cpus {cpus}", f"worker {slot.index}", process.pid)
+        self._host.log(f"started{again} on cpus {cpus}", slot)
 
     def _on_exit(self, process: WorkerProcess) -> None:
         self._unwatch(process.pidfd)
@@ -132,7 +133,9 @@ class Staff:
     def _bury(self, slot: Slot, process: WorkerProcess, now: float) -> None:
         self._forget(process)
         how, tail = self._supervisor.reap(slot.index)
-        was = slot.state
+        if slot.farewell:
+            how = f"{how} after {slot.farewell}"
+        was, pid = slot.state, slot.pid
         self._back.forget(slot)
         is_permanent = slot.failure_kind is not None and not self._roster.was_ready
         if slot.failure_kind is None:
@@ -142,7 +145,7 @@ class Staff:
         if was is not WorkerState.DRAINING:
             fate = f"; {retried} items go to other workers, {convicted} failed" if retried or convicted else ""
             next_step = f"restart in {slot.start_at - now:.1f} s" if slot.state is WorkerState.BACKOFF else slot.state.value
-            self._host.log(f"{how}{fate}; {next_step}", f"worker {slot.index}", process.pid)
+            self._host.warn(f"worker {slot.index} (pid {pid}) {how}{fate}; {next_step}")
 
     def _forget(self, process: WorkerProcess) -> None:
         for fd in (process.pidfd, process.log_fd):

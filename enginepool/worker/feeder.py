@@ -6,7 +6,6 @@ its results leave together. Both drive the same step loop, so aborts and drains 
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -27,9 +26,9 @@ ABORTED = ItemError(Code.ABORTED, "aborted by the caller")
 
 
 class Outlet(Protocol):
-    """Where results go (the link)."""
+    """Where commands come from and results go (the link)."""
 
-    inbox: queue.SimpleQueue[Command]
+    def take(self, *, wait: bool) -> Command | None: ...
 
     def send(self, message: Message, payloads: Sequence[bytes] = ()) -> None: ...
 
@@ -60,15 +59,20 @@ class Feeder:
             elif self._is_draining:
                 return
             else:
-                self._refresh_load(force=True)
-                self._obey(self._link.inbox.get())
+                self._take_first()
+
+    def _take_first(self) -> None:
+        """Wait for work; the load of an idle engine is told only when it stays idle."""
+        command = self._link.take(wait=False)
+        if command is None:
+            self._refresh_load(force=True)
+            command = self._link.take(wait=True)
+        if command is not None:
+            self._obey(command)
 
     def _take_commands(self) -> None:
-        try:
-            while not self._is_stopping:
-                self._obey(self._link.inbox.get_nowait())
-        except queue.Empty:
-            pass
+        while not self._is_stopping and (command := self._link.take(wait=False)) is not None:
+            self._obey(command)
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -86,6 +90,7 @@ class Feeder:
 
     def _admit(self, lease: int, request: GenerateRequest | Exception, arrived: float) -> None:
         if isinstance(request, Exception):
+            self._count_returned()
             self._end(lease, b"", ItemError(Code.INVALID_REQUEST, f"the request could not be read: {request}"))
             return
         self._in_hand[lease] = None
@@ -93,6 +98,7 @@ class Feeder:
             self._engine.admit(lease, request, arrived)
         except RefusedItem as refused:
             del self._in_hand[lease]
+            self._count_returned()
             self._end(lease, b"", refused.error)
 
     def _abort(self, leases: list[int]) -> None:
@@ -100,6 +106,7 @@ class Feeder:
         self._engine.abort(mine)
         for lease in mine:
             del self._in_hand[lease]
+            self._count_returned()
         if mine:
             self._link.send(Done([DoneItem(lease, ABORTED) for lease in mine]), [b""] * len(mine))
         self._release()
@@ -124,7 +131,7 @@ class Feeder:
         if lease not in self._in_hand:
             raise EngineBroken(f"the engine returned an item that it does not hold (lease {lease})")
         del self._in_hand[lease]
-        self._batch_sizes = (self._batch_sizes[0], self._batch_sizes[1] + 1)
+        self._count_returned()
         if isinstance(result, ItemError):
             self._end(lease, b"", result)
             return
@@ -136,6 +143,9 @@ class Feeder:
             self._end(lease, b"", ItemError(Code.RESULT_TOO_LARGE, text))
         else:
             self._end(lease, data, None)
+
+    def _count_returned(self) -> None:
+        self._batch_sizes = (self._batch_sizes[0], self._batch_sizes[1] + 1)
 
     def _end(self, lease: int, data: bytes, error: ItemError | None) -> None:
         self._ended.append(DoneItem(lease, error))

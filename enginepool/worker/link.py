@@ -1,12 +1,15 @@
-"""The link: the worker's I/O thread. It alone owns the socket; the engine's thread talks to it through two queues."""
+"""The link: a worker's line to the dispatcher. The engine's thread sends and receives; a beat thread proves that the process lives.
+
+While the engine is being built, its thread is busy for long, so another one listens: a stop in that time ends the
+process at once, there is nothing to shut down yet.
+"""
 
 from __future__ import annotations
 
 import os
-import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -28,7 +31,7 @@ from enginepool.protocol import (
     encode,
 )
 from enginepool.status import Load
-from enginepool.transport import POLLIN, Dealer, Frames, Poller
+from enginepool.transport import Dealer
 
 
 class Batch(msgspec.Struct):
@@ -42,67 +45,72 @@ class Batch(msgspec.Struct):
 Command = Batch | Abort | Drain | Stop
 
 
-class Link(threading.Thread):
-    """Connects, enrols, beats, receives commands into `inbox` and sends what `send` is given."""
+class Link:
+    """Connects, enrols and beats; `take` gives the engine's thread its commands, `send` takes its answers."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        super().__init__(name="enginepool-link", daemon=True)
-        self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.load: Callable[[], Load] = Load
-        self.is_ready = False
-        self._spec = spec
-        self._outbox: deque[Frames] = deque()
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._is_closing = False
+        self._heartbeat_s = spec.heartbeat_s
+        self._is_loading = True
+        self._is_closing = threading.Event()
+        self._dealer = Dealer(spec.endpoint)
+        self.send(Enroll(PROTOCOL_VERSION, spec.pool_id, spec.secret, spec.index, os.getpid()))
+        self._beater = threading.Thread(target=self._beat, name="enginepool-beat", daemon=True)
+        self._listener = threading.Thread(target=self._listen_while_loading, name="enginepool-loading", daemon=True)
+        self._beater.start()
+        self._listener.start()
+
+    def become_ready(self) -> None:
+        """The engine is up: from now on its own thread listens, and only that one may."""
+        self._is_loading = False
+        self._dealer.wake()
+        self._listener.join()
 
     def send(self, message: Message, payloads: Sequence[bytes] = ()) -> None:
-        """Queue a message (any thread)."""
-        self._outbox.append([encode(message), *payloads])
-        os.eventfd_write(self._wake_fd, 1)
+        """Send a message (any thread)."""
+        self._dealer.send([encode(message), *payloads])
+
+    def take(self, *, wait: bool) -> Command | None:
+        """The next command; None when there is none now (with `wait`, only after something woke the wait)."""
+        frames = self._dealer.receive()
+        if frames is None and wait:
+            self._dealer.wait(None)
+            frames = self._dealer.receive()
+        return None if frames is None else _command(frames)
 
     def close(self, error: str | None = None) -> None:
-        """Say goodbye, let everything leave, stop the thread."""
+        """Say goodbye, let everything leave, stop beating."""
         self.send(Goodbye(error))
-        self._is_closing = True
-        os.eventfd_write(self._wake_fd, 1)
-        self.join(5)
+        self._is_closing.set()
+        if self._is_loading:
+            self.become_ready()
+        self._beater.join(5)
+        self._dealer.close()
 
-    def run(self) -> None:
-        """The thread: one poll loop."""
-        dealer = Dealer(self._spec.endpoint)
-        poller = Poller()
-        poller.register(dealer.socket, POLLIN)
-        poller.register(self._wake_fd, POLLIN)
-        spec = self._spec
-        dealer.send([encode(Enroll(PROTOCOL_VERSION, spec.pool_id, spec.secret, spec.index, os.getpid()))])
-        beat_at = 0.0
-        while True:
-            now = monotonic()
-            if now >= beat_at:
-                beat_at = now + spec.heartbeat_s
-                dealer.send([encode(Heartbeat(self.load()))])
-            for key, _ in poller.poll(int(max(0.0, beat_at - now) * 1000) + 1):
-                if key == self._wake_fd:
-                    os.eventfd_read(self._wake_fd)
-            self._receive(dealer)
-            is_last = self._is_closing
-            while self._outbox:
-                dealer.send(self._outbox.popleft())
-            if is_last:
-                dealer.close()
-                return
+    def _beat(self) -> None:
+        while not self._is_closing.is_set():
+            self.send(Heartbeat(self.load()))
+            self._is_closing.wait(self._heartbeat_s)
 
-    def _receive(self, dealer: Dealer) -> None:
-        while (frames := dealer.receive()) is not None:
-            match decode_to_worker(frames[0]):
-                case Lease(leases):
-                    self.inbox.put(Batch(leases, [_decode(frame) for frame in frames[1:]], monotonic()))
-                case Rejected():
-                    os._exit(1)
-                case Stop() if not self.is_ready:
-                    os._exit(0)
-                case command:
-                    self.inbox.put(command)
+    def _listen_while_loading(self) -> None:
+        while self._is_loading:
+            frames = self._dealer.receive()
+            if frames is None:
+                self._dealer.wait(None)
+            elif isinstance(_command(frames), Stop | Drain):
+                os._exit(0)
+
+
+def _command(frames: list[bytes]) -> Command:
+    match decode_to_worker(frames[0]):
+        case Lease(leases):
+            return Batch(leases, [_decode(frame) for frame in frames[1:]], monotonic())
+        case Rejected():
+            with suppress(OSError):
+                os.write(2, b"the dispatcher does not know this worker; exiting\n")
+            os._exit(1)
+        case command:
+            return command
 
 
 def _decode(frame: bytes) -> GenerateRequest | msgspec.DecodeError:

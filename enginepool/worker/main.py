@@ -36,7 +36,6 @@ def main(spec_fd: int, parent_pid: int) -> int:
     spec = handover.take(spec_fd, WorkerSpec)
     _prepare_process(spec.index)
     link = Link(spec)
-    link.start()
     return _work(spec, link)
 
 
@@ -57,7 +56,7 @@ def _work(spec: WorkerSpec, link: Link) -> int:
         return _refuse_start(link, "engine", f"{type(error).__name__}: {error}")
     feeder = Feeder(engine, link, is_static=spec.is_static, max_frame_bytes=spec.max_frame_bytes)
     link.load = lambda: feeder.load
-    link.is_ready = True
+    link.become_ready()
     link.send(describe(engine))
     capacity = engine.info.max_num_seqs
     link.send(Window(capacity, max(1, capacity // 16)))

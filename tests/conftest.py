@@ -1,0 +1,148 @@
+"""Shared fixtures: private run directories, pools on the echo engine, one real vLLM pool, and the hunt for leftovers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from enginepool import Pool
+
+REPO = Path(__file__).resolve().parent.parent
+ENGINEPOOL = [sys.executable, "-m", "enginepool"]
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+    """Wait until `condition` holds, or fail saying what did not come."""
+    pause = threading.Event()
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s:g} s"
+        pause.wait(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is not a zombie (an init that does not reap keeps those)."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def worker_pids(pool: Pool) -> list[int]:
+    """The pids of all workers that run now."""
+    return [worker.pid for worker in pool.status().workers if worker.pid is not None]
+
+
+def tree_of(pid: int) -> list[int]:
+    """The process and all its descendants."""
+    process = psutil.Process(pid)
+    return [pid, *(child.pid for child in process.children(recursive=True))]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run directory of the test session's own; at the end nothing of ours may be left in it, in /proc or in a thread."""
+    folder = tmp_path_factory.mktemp("run", numbered=True)
+    os.environ["ENGINEPOOL_RUN_DIR"] = str(folder)
+    os.environ.pop("ENGINEPOOL_ENDPOINT", None)
+    yield folder
+    wait_for(lambda: not _leftover_processes(folder), f"the end of {_leftover_processes(folder)}", 10)
+    wait_for(lambda: not _leftover_threads(), f"the end of threads {_leftover_threads()}", 10)
+
+
+def _leftover_processes(folder: Path) -> list[psutil.Process]:
+    """Every process that has this session's run directory in its environment, except this one."""
+    marker = f"ENGINEPOOL_RUN_DIR={folder}".encode()
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and marker in Path(f"/proc/{process.pid}/environ").read_bytes():
+                found.append(process)
+        except OSError:
+            continue
+    return [process for process in found if is_alive(process.pid)]
+
+
+def _leftover_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("enginepool")]
+
+
+@pytest.fixture
+def fresh_run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory for one test, so that its default endpoint is free."""
+    folder = tmp_path / "run"
+    monkeypatch.setenv("ENGINEPOOL_RUN_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def echo_pool() -> Iterator[Pool]:
+    """Two echo workers that take a millisecond a token, shared by a module's tests."""
+    with Pool(engine="echo", workers=2, step_s=0.001, max_num_seqs=8, max_model_len=512) as pool:
+        yield pool
+
+
+class Served:
+    """An `enginepool serve` process under test."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        read_fd, write_fd = os.pipe()
+        self.ready_fd = read_fd
+        self.process = subprocess.Popen(
+            [*ENGINEPOOL, "serve", "--ready-fd", str(write_fd), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(write_fd,),
+            env=os.environ | (env or {}),
+        )
+        os.close(write_fd)
+        self._output: tuple[str, str] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The dispatcher's pid."""
+        return self.process.pid
+
+    def ready_line(self) -> str:
+        """Everything written to the ready descriptor until its end."""
+        with os.fdopen(self.ready_fd) as file:
+            return file.read()
+
+    def finish(self, timeout_s: float = 30) -> tuple[int, str]:
+        """Wait for the exit; returns the code and what was printed to stderr."""
+        if self._output is None:
+            self._output = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, self._output[1]
+
+    def end(self) -> None:
+        """Make sure that it is gone."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.finish()
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def serve(fresh_run_dir: Path) -> Iterator[Serve]:
+    """Start `enginepool serve` with arguments; whatever is left at the end is killed."""
+    started: list[Served] = []
+
+    def start(*arguments: str, env: dict[str, str] | None = None) -> Served:
+        started.append(Served(*arguments, env=env))
+        return started[-1]
+
+    yield start
+    for served in started:
+        served.end()

@@ -1,0 +1,168 @@
+"""The backlog hands out by priority, then client by client, then by arrival, and counts what waits exactly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from enginepool.dispatcher.backlog import Backlog, Item
+from enginepool.dispatcher.leases import Leases
+from enginepool.status import ItemState
+
+
+def _item(seq: int, client: bytes = b"a", *, received: float = 0.0, priority: int = 0, deadline: float = math.inf) -> Item:
+    return Item(client, seq, b"four", received, priority, deadline)
+
+
+def _backlog(*items: Item) -> Backlog:
+    backlog = Backlog(max_items=1000, max_bytes=10_000)
+    for item in items:
+        backlog.push(item)
+    return backlog
+
+
+def _pop_all(backlog: Backlog) -> list[int]:
+    return [item.seq for item in iter(backlog.pop, None)]
+
+
+def test_pop_lower_priority_number_first() -> None:
+    backlog = _backlog(_item(1, priority=5), _item(2, priority=0), _item(3, priority=-1), _item(4, priority=5))
+    assert _pop_all(backlog) == [3, 2, 1, 4]
+
+
+def test_pop_priority_beats_turns_of_clients() -> None:
+    backlog = _backlog(_item(1, b"a", priority=1), _item(2, b"b", priority=0), _item(3, b"b", priority=0))
+    assert _pop_all(backlog) == [2, 3, 1]
+
+
+def test_pop_takes_clients_in_turns() -> None:
+    backlog = _backlog(*[_item(seq, b"a") for seq in (1, 2, 3)], _item(11, b"b"), _item(21, b"c"), _item(12, b"b"))
+    assert _pop_all(backlog) == [1, 11, 21, 2, 12, 3]
+
+
+def test_pop_newcomer_does_not_wait_behind_a_long_queue() -> None:
+    backlog = _backlog(*[_item(seq, b"a") for seq in range(100)])
+    backlog.pop()
+    backlog.push(_item(1000, b"b"))
+    assert 1000 in [item.seq for item in (backlog.pop(), backlog.pop()) if item]
+
+
+def test_pop_empty_gives_none() -> None:
+    assert _backlog().pop() is None
+
+
+def test_pop_skips_removed_items() -> None:
+    items = [_item(seq) for seq in range(3)]
+    backlog = _backlog(*items)
+    backlog.remove(items[1])
+    assert _pop_all(backlog) == [0, 2]
+
+
+def test_push_back_goes_to_the_front_in_order() -> None:
+    items = [_item(seq) for seq in range(4)]
+    backlog = _backlog(*items)
+    first, second = backlog.pop(), backlog.pop()
+    assert first is items[0]
+    assert second is items[1]
+    backlog.push_back([first, second])
+    assert _pop_all(backlog) == [0, 1, 2, 3]
+
+
+def test_push_back_makes_items_wait_again_without_a_lease() -> None:
+    item = _item(1)
+    Leases().grant([item], 0, 0.0)
+    _backlog().push_back([item])
+    assert (item.state, item.lease) == (ItemState.QUEUED, None)
+
+
+def test_push_back_alone_is_kept_apart_from_the_rest() -> None:
+    suspects, other = [_item(1), _item(2)], _item(3)
+    backlog = _backlog(other)
+    backlog.push_back(suspects, alone=True)
+    assert (len(backlog), backlog.num_shared, backlog.has_isolated) == (3, 1, True)
+    assert _pop_all(backlog) == [3]
+    assert [item.seq for item in iter(backlog.pop_isolated, None)] == [1, 2]
+    assert not backlog.has_isolated
+
+
+def test_remove_isolated_leaves_none() -> None:
+    suspect = _item(1)
+    backlog = _backlog()
+    backlog.push_back([suspect], alone=True)
+    backlog.remove(suspect)
+    assert (len(backlog), backlog.num_shared, backlog.has_isolated, backlog.pop_isolated()) == (0, 0, False, None)
+
+
+def test_counts_follow_every_move() -> None:
+    items = [_item(seq) for seq in range(5)]
+    backlog = _backlog(*items)
+    popped = backlog.pop()
+    backlog.remove(items[3])
+    assert (len(backlog), backlog.num_bytes) == (3, 12)
+    assert popped is not None
+    backlog.push_back([popped], alone=True)
+    assert (len(backlog), backlog.num_bytes) == (4, 16)
+    backlog.drain()
+    assert (len(backlog), backlog.num_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_items", "num_bytes", "can"),
+    [
+        pytest.param(2, 12, True, id="exactly-full"),
+        pytest.param(3, 0, False, id="one-item-too-many"),
+        pytest.param(1, 13, False, id="one-byte-too-many"),
+        pytest.param(0, 0, True, id="nothing"),
+    ],
+)
+def test_can_take_within_both_bounds(num_items: int, num_bytes: int, can: bool) -> None:
+    backlog = Backlog(max_items=3, max_bytes=16)
+    backlog.push(_item(1))
+    assert backlog.can_take(num_items, num_bytes) is can
+
+
+def test_due_tells_each_late_item_once() -> None:
+    waiting, leased, ended, later = (_item(seq, deadline=deadline) for seq, deadline in enumerate((1.0, 2.0, 1.5, 9.0)))
+    backlog = _backlog(waiting, leased, ended, later)
+    leased.state = ItemState.LEASED
+    backlog.remove(ended)
+    assert backlog.due(0.9) == []
+    assert backlog.due(2.0) == [waiting, leased]
+    assert backlog.due(2.0) == []
+
+
+def test_due_survives_equal_deadlines() -> None:
+    items = [_item(seq, deadline=1.0) for seq in range(5)]
+    assert len(_backlog(*items).due(1.0)) == 5
+
+
+def test_next_deadline_is_the_earliest_or_never() -> None:
+    assert _backlog(_item(1)).next_deadline() == math.inf
+    assert _backlog(_item(1, deadline=5.0), _item(2, deadline=3.0)).next_deadline() == 3.0
+
+
+def test_oldest_arrival_looks_at_every_queue() -> None:
+    backlog = _backlog(_item(1, b"a", received=4.0, priority=0), _item(2, b"b", received=2.0, priority=9), _item(3, b"c", received=3.0))
+    assert backlog.oldest_arrival() == 2.0
+
+
+def test_oldest_arrival_ignores_removed_and_sees_isolated() -> None:
+    removed, suspect = _item(1, received=1.0), _item(2, received=2.0)
+    backlog = _backlog(removed, _item(3, received=3.0))
+    backlog.push_back([suspect], alone=True)
+    backlog.remove(removed)
+    assert backlog.oldest_arrival() == 2.0
+
+
+def test_oldest_arrival_of_nothing_is_none() -> None:
+    item = _item(1)
+    backlog = _backlog(item)
+    backlog.remove(item)
+    assert backlog.oldest_arrival() is None
+
+
+def test_drain_takes_everything_in_order() -> None:
+    backlog = _backlog(_item(1, priority=1), _item(2, priority=0))
+    backlog.push_back([_item(3)], alone=True)
+    assert [item.seq for item in backlog.drain()] == [3, 2, 1]

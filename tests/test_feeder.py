@@ -1,0 +1,256 @@
+"""The feeder on a scripted engine: when results leave in each mode, what an abort touches, and how a lying engine is found out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from enginepool.clock import EngineStamps
+from enginepool.errors import Code, ItemError
+from enginepool.payload import CompletionOutput, GenerateRequest, GenerateResult, decode_result
+from enginepool.protocol import Abort, Done, Drain, Message, Stop
+from enginepool.status import Load
+from enginepool.worker import feeder as feeder_module
+from enginepool.worker.engine import EngineBroken, EngineInfo, Finished, RefusedItem
+from enginepool.worker.feeder import Feeder
+from enginepool.worker.link import Batch, Command
+
+pytestmark = pytest.mark.timeout(20)
+
+NIL = msgspec.Raw(msgspec.msgpack.encode(None))
+STAMPS = EngineStamps()
+
+
+class ScriptedEngine:
+    """Each item's prompt is the number of steps that it takes, or `refuse`, `fail`, `vanish`, `crash`."""
+
+    def __init__(self) -> None:
+        self.items: dict[int, str] = {}
+        self.left: dict[int, int] = {}
+        self.num_steps = 0
+        self.before_step: Callable[[int], None] = lambda _: None
+        self.extra: list[Finished] = []
+
+    @property
+    def info(self) -> EngineInfo:
+        return EngineInfo("scripted", 1, 1, 1)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.left)
+
+    def admit(self, lease: int, request: GenerateRequest, arrived: float) -> None:
+        prompt = request.prompt or ""
+        if prompt == "refuse":
+            raise RefusedItem(Code.CONTEXT_LENGTH_EXCEEDED, "too long")
+        self.items[lease] = prompt
+        self.left[lease] = int(prompt) if prompt.isdigit() else 1
+
+    def step(self) -> list[Finished]:
+        self.num_steps += 1
+        self.before_step(self.num_steps)
+        if "crash" in self.items.values():
+            raise RuntimeError("device lost")
+        self.left = {lease: left - 1 for lease, left in self.left.items()}
+        ended = [lease for lease, left in self.left.items() if left == 0]
+        for lease in ended:
+            del self.left[lease]
+        extra, self.extra = self.extra, []
+        return [(lease, self._result(lease)) for lease in ended if self.items[lease] != "vanish"] + extra
+
+    def abort(self, leases: list[int]) -> None:
+        for lease in leases:
+            self.left.pop(lease, None)
+
+    def load(self) -> Load:
+        return Load(running=len(self.left))
+
+    def close(self) -> None:
+        pass
+
+    def _result(self, lease: int) -> GenerateResult | ItemError:
+        if self.items[lease] == "fail":
+            return ItemError(Code.ENGINE_ERROR, "this one failed")
+        return result_of(f"text {lease}")
+
+
+def result_of(text: str) -> GenerateResult:
+    return GenerateResult([CompletionOutput(0, text, [1], "stop")], STAMPS)
+
+
+class Outlet:
+    """Commands from a list, answers into a list; runs dry by draining, so that no test hangs."""
+
+    def __init__(self, *commands: Command) -> None:
+        self.inbox: deque[Command] = deque(commands)
+        self.sent: list[tuple[Done, Sequence[bytes]]] = []
+
+    def take(self, *, wait: bool) -> Command | None:
+        if self.inbox:
+            return self.inbox.popleft()
+        return Drain() if wait else None
+
+    def send(self, message: Message, payloads: Sequence[bytes] = ()) -> None:
+        assert isinstance(message, Done)
+        self.sent.append((message, payloads))
+
+    @property
+    def messages(self) -> list[list[int]]:
+        return [[item.lease for item in done.items] for done, _ in self.sent]
+
+    @property
+    def codes(self) -> dict[int, Code | None]:
+        return {item.lease: item.error.code if item.error else None for done, _ in self.sent for item in done.items}
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
+    monkeypatch.setattr(feeder_module, "IDLE_SLEEP_S", 0.0)
+    return ScriptedEngine()
+
+
+def batch(**prompts: str) -> Batch:
+    """`batch(l1="3")` is lease 1 with a prompt that takes three steps."""
+    leases = [int(name.removeprefix("l")) for name in prompts]
+    return Batch(leases, [GenerateRequest(prompt, None, NIL) for prompt in prompts.values()], 0.0)
+
+
+def run(engine: ScriptedEngine, *commands: Command, is_static: bool = False, max_frame_bytes: int = 1000) -> Outlet:
+    outlet = Outlet(*commands)
+    Feeder(engine, outlet, is_static=is_static, max_frame_bytes=max_frame_bytes).run()
+    return outlet
+
+
+def during_step(engine: ScriptedEngine, outlet: Outlet, step: int, command: Command) -> None:
+    """Let a command arrive while the engine is in its `step`-th step."""
+    engine.before_step = lambda number: outlet.inbox.append(command) if number == step else None
+
+
+# When results leave.
+
+
+def test_continuous_result_leaves_when_it_is_finished(engine: ScriptedEngine) -> None:
+    assert run(engine, batch(l1="1", l2="3", l3="2", l4="3")).messages == [[1], [3], [2, 4]]
+
+
+def test_static_results_leave_together(engine: ScriptedEngine) -> None:
+    assert run(engine, batch(l1="1", l2="3", l3="2"), is_static=True).messages == [[1, 3, 2]]
+
+
+def test_result_carries_the_engines_answer(engine: ScriptedEngine) -> None:
+    ((_, payloads),) = run(engine, batch(l7="1")).sent
+    assert decode_result(payloads[0]) == result_of("text 7")
+
+
+def test_continuous_newcomer_joins_between_steps(engine: ScriptedEngine) -> None:
+    outlet = Outlet(batch(l1="4"))
+    during_step(engine, outlet, 1, batch(l2="1"))
+    Feeder(engine, outlet, is_static=False, max_frame_bytes=1000).run()
+    assert outlet.messages == [[2], [1]]
+    assert engine.num_steps == 4
+
+
+# Items at fault.
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["continuous", "static"])
+def test_refused_item_leaves_its_neighbours_alone(engine: ScriptedEngine, is_static: bool) -> None:
+    outlet = run(engine, batch(l1="2", l2="refuse", l3="2"), is_static=is_static)
+    assert outlet.codes == {1: None, 2: Code.CONTEXT_LENGTH_EXCEEDED, 3: None}
+
+
+def test_refused_batch_is_answered_without_a_step(engine: ScriptedEngine) -> None:
+    outlet = run(engine, batch(l1="refuse", l2="refuse"), is_static=True)
+    assert (outlet.messages, engine.num_steps) == ([[1, 2]], 0)
+
+
+def test_item_that_can_not_be_read_is_refused(engine: ScriptedEngine) -> None:
+    torn = Batch([1, 2], [msgspec.DecodeError("torn"), GenerateRequest("1", None, NIL)], 0.0)
+    assert run(engine, torn).codes == {1: Code.INVALID_REQUEST, 2: None}
+
+
+def test_item_that_fails_in_the_engine_carries_its_error(engine: ScriptedEngine) -> None:
+    outlet = run(engine, batch(l1="fail", l2="1"))
+    assert outlet.codes == {1: Code.ENGINE_ERROR, 2: None}
+    assert outlet.sent[0][1][0] == b""
+
+
+def test_result_over_the_limit_becomes_that_items_error(engine: ScriptedEngine) -> None:
+    outlet = run(engine, batch(l1="1"), max_frame_bytes=5)
+    ((done, payloads),) = outlet.sent
+    assert (outlet.codes, list(payloads)) == ({1: Code.RESULT_TOO_LARGE}, [b""])
+    assert done.items[0].error is not None
+    assert "max_frame_bytes (5)" in done.items[0].error.message
+
+
+# Aborts.
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["continuous", "static"])
+def test_abort_ends_one_item_and_no_neighbour(engine: ScriptedEngine, is_static: bool) -> None:
+    outlet = Outlet(batch(l1="3", l2="3"))
+    during_step(engine, outlet, 1, Abort([1]))
+    Feeder(engine, outlet, is_static=is_static, max_frame_bytes=1000).run()
+    assert outlet.codes == {1: Code.ABORTED, 2: None}
+    assert outlet.messages == [[1], [2]]
+
+
+def test_abort_of_the_last_running_item_releases_its_batch(engine: ScriptedEngine) -> None:
+    outlet = Outlet(batch(l1="1", l2="9"))
+    during_step(engine, outlet, 2, Abort([2]))
+    Feeder(engine, outlet, is_static=True, max_frame_bytes=1000).run()
+    assert (outlet.codes, engine.num_steps) == ({1: None, 2: Code.ABORTED}, 2)
+
+
+def test_abort_of_what_is_not_in_hand_is_not_answered(engine: ScriptedEngine) -> None:
+    assert run(engine, batch(l1="2"), Abort([99])).codes == {1: None}
+
+
+# An engine that can't be trusted any more.
+
+
+def test_engine_that_loses_items_is_broken_with_both_numbers(engine: ScriptedEngine) -> None:
+    with pytest.raises(EngineBroken, match="given 3 items and returned 2; 1 are missing"):
+        run(engine, batch(l1="1", l2="vanish", l3="1"), is_static=True)
+
+
+def test_engine_that_returns_a_foreign_item_is_broken(engine: ScriptedEngine) -> None:
+    engine.extra = [(99, result_of("whose?"))]
+    with pytest.raises(EngineBroken, match="lease 99"):
+        run(engine, batch(l1="2"))
+
+
+def test_engine_that_returns_an_item_twice_is_broken(engine: ScriptedEngine) -> None:
+    engine.extra = [(1, result_of("again"))]
+    with pytest.raises(EngineBroken, match="lease 1"):
+        run(engine, batch(l1="1", l2="2"))
+
+
+def test_exception_out_of_a_step_goes_through(engine: ScriptedEngine) -> None:
+    with pytest.raises(RuntimeError, match="device lost"):
+        run(engine, batch(l1="crash"))
+
+
+# Ends.
+
+
+def test_drain_finishes_what_is_in_hand(engine: ScriptedEngine) -> None:
+    assert run(engine, batch(l1="3"), Drain()).codes == {1: None}
+
+
+def test_stop_returns_without_finishing(engine: ScriptedEngine) -> None:
+    outlet = run(engine, batch(l1="3"), Stop(), batch(l2="1"))
+    assert outlet.sent == []
+    assert 2 not in engine.items
+
+
+def test_step_that_ran_nothing_sleeps(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr(feeder_module, "time", SimpleNamespace(sleep=naps.append))
+    monkeypatch.setattr(feeder_module, "monotonic", lambda: 0.0)
+    run(engine, batch(l1="3"))
+    assert len(naps) == 2

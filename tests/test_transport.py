@@ -1,0 +1,208 @@
+"""Sockets that never block and never drop silently: a slow peer has its queue, an unknown one is told, rubbish is cut off."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import zmq
+
+from enginepool.clock import monotonic
+from enginepool.errors import SettingsError
+from enginepool.transport import POLLIN, Dealer, Poller, Router
+
+DEADLINE_S = 10.0
+MAX_FRAME_BYTES = 10_000
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/x.sock"
+
+
+@pytest.fixture
+def router(endpoint: str) -> Iterator[Router]:
+    router = Router(MAX_FRAME_BYTES, max_queued_messages=3)
+    router.socket.setsockopt(zmq.SNDHWM, 1)
+    router.bind(endpoint)
+    yield router
+    router.close(0)
+
+
+@pytest.fixture
+def dealer(endpoint: str, router: Router) -> Iterator[Dealer]:
+    dealer = Dealer(endpoint)
+    yield dealer
+    dealer.close(0)
+
+
+@pytest.fixture
+def slow_peer(endpoint: str, router: Router) -> Iterator[zmq.Socket[bytes]]:
+    """A peer that takes next to nothing until it is read."""
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.RCVHWM, 1)
+    socket.setsockopt(zmq.RCVBUF, 1)
+    socket.connect(endpoint)
+    socket.send(b"hello")
+    yield socket
+    socket.close(0)
+    context.term()
+
+
+def _receive(router: Router) -> tuple[bytes, list[bytes]] | None:
+    poller = Poller()
+    poller.register(router.socket, POLLIN)
+    poller.poll(int(DEADLINE_S * 1000))
+    return router.receive()
+
+
+def _answer(dealer: Dealer) -> list[bytes] | None:
+    ends_at = monotonic() + DEADLINE_S
+    while (frames := dealer.receive()) is None and monotonic() < ends_at:
+        dealer.wait(0.1)
+    return frames
+
+
+def _fill(router: Router, peer: bytes) -> int:
+    """Send until the peer's own queue begins; returns how many were sent."""
+    for count in range(1, 10_000):
+        assert router.send(peer, [b"%d" % count, bytes(5000)])
+        if router.has_queued:
+            return count
+    raise AssertionError("the peer took everything")
+
+
+def test_frames_arrive_as_they_were_sent(router: Router, dealer: Dealer) -> None:
+    dealer.send([b"header", b"", b"payload"])
+    received = _receive(router)
+    assert received is not None
+    peer, frames = received
+    assert frames == [b"header", b"", b"payload"]
+    assert router.send(peer, [b"answer", b"1", b"2"])
+    assert _answer(dealer) == [b"answer", b"1", b"2"]
+
+
+def test_receive_of_nothing_is_none_at_once(router: Router, dealer: Dealer) -> None:
+    assert router.receive() is None
+    assert dealer.receive() is None
+
+
+def test_send_to_an_unknown_peer_says_so(router: Router) -> None:
+    assert router.send(b"nobody", [b"x"]) is False
+    assert not router.has_queued
+
+
+def test_send_to_a_peer_that_has_left_says_so(endpoint: str, router: Router) -> None:
+    dealer = Dealer(endpoint)
+    dealer.send([b"hello"])
+    received = _receive(router)
+    assert received is not None
+    dealer.close()
+    ends_at = monotonic() + DEADLINE_S
+    while router.send(received[0], [b"x"]):
+        assert monotonic() < ends_at
+        router.forget(received[0])
+        router.socket.poll(5)
+
+
+def test_slow_peer_gets_everything_in_order_from_its_queue(router: Router, slow_peer: zmq.Socket[bytes]) -> None:
+    received = _receive(router)
+    assert received is not None
+    count = _fill(router, received[0])
+    assert router.send(received[0], [b"%d" % (count + 1), b""])
+    got: list[int] = []
+    ends_at = monotonic() + DEADLINE_S
+    while len(got) <= count and monotonic() < ends_at:
+        router.flush()
+        if slow_peer.poll(5):
+            got.append(int(slow_peer.recv_multipart()[0]))
+    assert got == list(range(1, count + 2))
+    assert router.flush() is False
+
+
+def test_slow_peer_with_a_full_queue_is_told(router: Router, slow_peer: zmq.Socket[bytes]) -> None:
+    received = _receive(router)
+    assert received is not None
+    _fill(router, received[0])
+    assert [router.send(received[0], [b"x"]) for _ in range(3)] == [True, True, False]
+
+
+def test_slow_peer_holds_nobody_else_up(router: Router, slow_peer: zmq.Socket[bytes], dealer: Dealer) -> None:
+    received = _receive(router)
+    assert received is not None
+    _fill(router, received[0])
+    dealer.send([b"hello"])
+    other = _receive(router)
+    assert other is not None
+    assert router.send(other[0], [b"quick"])
+    assert _answer(dealer) == [b"quick"]
+
+
+def test_forget_drops_what_waits_for_a_peer(router: Router, slow_peer: zmq.Socket[bytes]) -> None:
+    received = _receive(router)
+    assert received is not None
+    _fill(router, received[0])
+    router.forget(received[0])
+    assert not router.has_queued
+
+
+def test_oversize_frame_is_cut_off_and_others_go_on(endpoint: str, router: Router, dealer: Dealer) -> None:
+    offender = Dealer(endpoint)
+    offender.send([b"header", bytes(MAX_FRAME_BYTES + 1)])
+    dealer.send([b"fine", bytes(MAX_FRAME_BYTES)])
+    received = _receive(router)
+    offender.close(0)
+    assert received is not None
+    assert received[1] == [b"fine", bytes(MAX_FRAME_BYTES)]
+    assert router.receive() is None
+
+
+def test_bind_makes_a_socket_for_this_user_only(router: Router, endpoint: str) -> None:
+    assert stat.S_IMODE(os.stat(endpoint.removeprefix("ipc://")).st_mode) & 0o077 == 0
+
+
+def test_bind_returns_the_port_the_kernel_gave() -> None:
+    router = Router(1000)
+    port = int(router.bind("tcp://127.0.0.1:0").rpartition(":")[2])
+    router.close(0)
+    assert port > 0
+
+
+def test_bind_where_that_is_impossible_names_the_endpoint(tmp_path: Path) -> None:
+    router = Router(1000)
+    with pytest.raises(SettingsError, match=r"nowhere/x\.sock: "):
+        router.bind(f"ipc://{tmp_path}/nowhere/x.sock")
+    router.close(0)
+
+
+def test_dealer_with_nonsense_for_an_endpoint_is_refused() -> None:
+    with pytest.raises(SettingsError, match="nonsense"):
+        Dealer("nonsense")
+
+
+def test_dealer_wait_ends_on_wake_and_watched_descriptor(dealer: Dealer) -> None:
+    readable, writable = os.pipe()
+    dealer.watch(readable)
+    dealer.wake()
+    assert readable not in dealer.wait(DEADLINE_S)
+    os.write(writable, b"x")
+    assert readable in dealer.wait(DEADLINE_S)
+    dealer.unwatch(readable)
+    assert readable not in dealer.wait(0)
+    os.close(readable)
+    os.close(writable)
+
+
+def test_dealer_after_close_sends_nothing_and_does_not_fail(endpoint: str, router: Router) -> None:
+    dealer = Dealer(endpoint)
+    dealer.close(0)
+    dealer.close(0)
+    dealer.send([b"too late"])
+    with suppress(OSError):
+        dealer.wake()
+    assert router.receive() is None
