@@ -153,7 +153,7 @@ def test_call_sends_overloaded_items_again() -> None:
     connection = FakeConnection()
     connection.num_full = 3
     assert all(output.ok for output in _call(connection, ["p"] * 10).run(progress=True))
-    assert connection.sizes == [10] * 4
+    assert connection.sizes == [10, 10, 10, 8, 2]
 
 
 def test_call_at_its_timeout_ends_what_is_left_and_aborts_it() -> None:
