@@ -19,8 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from enginepool.clock import monotonic
-
 HERE = Path(__file__).parent
 TAIL_BYTES = 4000
 
@@ -34,7 +32,6 @@ class Child:
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours.detach())
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self.started = monotonic()
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / script), *arguments, str(theirs.fileno())],

@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from time import perf_counter
 
 from child import Child
@@ -47,12 +48,15 @@ Row = list[str]
 def main() -> None:
     """Measure the parts and print one table each."""
     args = _parse()
-    print_conditions("start-up and weight", argparse.Namespace(**{**vars(args), **ENGINE_ARGS}), has_vllm="engines" in args.parts)
+    has_engines = "engines" in args.parts
+    args.model = resolve_model(args.model) if has_engines else None
+    shown = {**vars(args), "model": args.model and Path(args.model).name, **ENGINE_ARGS}
+    print_conditions("start-up and weight", argparse.Namespace(**shown), has_vllm=has_engines)
     if "interpreters" in args.parts:
         _interpreters(args.runs)
     if "dispatcher" in args.parts:
         _dispatcher(args.workers, args.items)
-    if "engines" in args.parts:
+    if has_engines:
         _engines(args)
 
 
@@ -112,10 +116,9 @@ def _dispatcher(workers: int, items: int) -> None:
 
 
 def _engines(args: argparse.Namespace) -> None:
-    model = resolve_model(args.model)
     samples: dict[str, list[float]] = {"bare LLM": [], f"pool, {args.workers} workers": []}
     for number in range(0 if not args.quick else 1, args.rounds + 1):
-        for name, seconds in zip(samples, (_start_bare(model, args), _start_pool(model, args.workers)), strict=True):
+        for name, seconds in zip(samples, (_start_bare(args), _start_pool(args)), strict=True):
             if number:
                 samples[name].append(seconds)
             print(f"round {number or 'warm-up'}, {name}: {seconds:.1f} s", flush=True)
@@ -133,18 +136,18 @@ def _engine_rows(samples: dict[str, list[float]]) -> list[Row]:
     return rows
 
 
-def _start_bare(model: str, args: argparse.Namespace) -> float:
+def _start_bare(args: argparse.Namespace) -> float:
     plan = plans(args.workers)[0]
     cpus: Sequence[int] | None = plan.cpus if args.pin_bare else None
     started = perf_counter()
     with Child("raw_engine.py", env=environment(plan), cpus=cpus) as child:
-        child.ask(inproc_args(model, plan))
+        child.ask(inproc_args(args.model, plan))
         return perf_counter() - started
 
 
-def _start_pool(model: str, workers: int) -> float:
+def _start_pool(args: argparse.Namespace) -> float:
     started = perf_counter()
-    with Pool(model, workers=workers, **ENGINE_ARGS):
+    with Pool(args.model, workers=args.workers, **ENGINE_ARGS):
         return perf_counter() - started
 
 

@@ -78,6 +78,7 @@ class Claim:
         self._lock_path = _lock_path(endpoint, folder)
         self._lock_fd = _take_lock(self._lock_path, endpoint)
         self._secret_path: Path | None = None
+        self._secret_fd: int | None = None
         stem = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else f"{folder}/{_stem(endpoint)}-{os.getpid()}"
         self.back = f"ipc://{stem}.back"
 
@@ -89,9 +90,9 @@ class Claim:
                 os.chmod(address.removeprefix("ipc://"), 0o600)
         self._secret_path = _beside(endpoint, self._folder, "secret")
         draft = self._secret_path.with_suffix(f".{os.getpid()}.tmp")
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(self.secret)
+        self._secret_fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.write(self._secret_fd, self.secret)
+        fcntl.flock(self._secret_fd, fcntl.LOCK_EX)  # a secret that nobody locks was left by a killed dispatcher
         draft.rename(self._secret_path)
 
     def release(self) -> None:
@@ -99,7 +100,9 @@ class Claim:
         sockets = [Path(item.removeprefix("ipc://")) for item in (self.endpoint, self.back) if item.startswith("ipc://")]
         for path in [*sockets, *filter(None, [self._secret_path]), self._lock_path]:
             path.unlink(missing_ok=True)
-        os.close(self._lock_fd)
+        for fd in (self._secret_fd, self._lock_fd):
+            if fd is not None:
+                os.close(fd)
 
 
 def claim_endpoint(endpoint: str | None, pool_id: str, environ: Mapping[str, str] = os.environ) -> Claim:
@@ -124,13 +127,25 @@ def claim_endpoint(endpoint: str | None, pool_id: str, environ: Mapping[str, str
 def read_secret(endpoint: str, environ: Mapping[str, str] = os.environ) -> bytes:
     """The secret of the pool at `endpoint`. Raises NoDispatcher when there is none this user may read."""
     path = _beside(endpoint, run_dir(environ), "secret")
+    hint = "start one with `enginepool serve`, or give the endpoint it printed (--endpoint or ENGINEPOOL_ENDPOINT)"
     try:
-        return path.read_bytes()
+        secret = path.read_bytes()
+        with path.open("rb") as file:
+            if _is_locked(file.fileno()):
+                return secret
     except FileNotFoundError:
-        hint = "start one with `enginepool serve`, or give the endpoint it printed (--endpoint or ENGINEPOOL_ENDPOINT)"
         raise NoDispatcher(f"no pool at {endpoint}: {hint}") from None
     except OSError as error:
         raise NoDispatcher(f"no access to the pool at {endpoint}: {path}: {error.strerror}") from None
+    raise NoDispatcher(f"the pool at {endpoint} is gone, its dispatcher was killed; {hint}")
+
+
+def _is_locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _stem(endpoint: str) -> str:
