@@ -35,8 +35,10 @@ def _context() -> zmq.Context[zmq.Socket[bytes]]:
 class Router:
     """The dispatcher's side: many peers, each with its own queue of what it has not taken yet."""
 
-    def __init__(self, max_frame_bytes: int, max_queued_messages: int = 100_000) -> None:
-        self._context = _context()
+    def __init__(self, max_frame_bytes: int, beside: Router | None = None, max_queued_messages: int = 100_000) -> None:
+        """`beside` another router: both share one ZeroMQ I/O thread, and `beside` has to be closed last."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = beside._context if beside else _context()
+        self._owns_context = beside is None
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -93,7 +95,8 @@ class Router:
     def close(self, linger_ms: int = 200) -> None:
         """Give what was sent a moment to leave, then close."""
         self.socket.close(linger_ms)
-        self._context.term()
+        if self._owns_context:
+            self._context.term()
 
     def _try_send(self, peer: bytes, frames: Frames) -> bool:
         sent = self._send_now(peer, frames)

@@ -50,7 +50,8 @@ class ManyCall:
         self._collector = Collector(len(prompts))
         self._seqs: dict[int, int] = {}
         self._todo = deque(range(len(prompts)))
-        self._chunk = min(CHUNK, connection.welcome.limits.max_items_per_message)
+        self._limit = connection.welcome.submit_window
+        self._chunk = self._max_chunk = min(CHUNK, connection.welcome.limits.max_items_per_message)
 
     def run(self, *, progress: bool) -> list[Output]:
         """Run to the end. Raises PoolLost, with what has finished in its `outputs`, when the pool is gone."""
@@ -75,20 +76,26 @@ class ManyCall:
         return self._ends_at is not None and monotonic() >= self._ends_at
 
     def _room(self) -> int:
-        return self._connection.welcome.submit_window - self._connection.num_pending
+        """What the client's window and this call's own limit still allow."""
+        in_flight = self._collector.num_left - len(self._todo)
+        return min(self._connection.welcome.submit_window - self._connection.num_pending, self._limit - in_flight)
 
     def _submit_what_fits(self) -> None:
         if self._collector.refused:
             self._take_back_refused()
+        else:
+            self._limit += max(1, self._limit // 4)
         while self._todo and (room := self._room()) > 0 and not self._collector.refused:
             count = min(self._chunk, room, len(self._todo))
             self._submit([self._todo.popleft() for _ in range(count)])
+            self._chunk = min(self._max_chunk, self._chunk * 2)
 
     def _take_back_refused(self) -> None:
-        """The backlog was full: wait a little, then try again with half as many at once (it may be smaller than a chunk)."""
+        """The backlog was full: keep no more in flight than it took, in smaller messages, and grow again from there."""
         refused, self._collector.refused = self._collector.refused, []
         self._todo.extendleft(sorted((output.index for output in refused), reverse=True))
         self._chunk = max(1, self._chunk // 2)
+        self._limit = max(1, self._collector.num_left - len(self._todo))
         with self._connection.changed:
             self._connection.changed.wait(RETRY_S)
 

@@ -84,14 +84,14 @@ class Dispatcher:
         self._handlers: dict[object, Callable[[], None]] = {}
         self._anchor = ClockAnchor.take()
         front_router = Router(settings.max_frame_bytes)
-        back_router = Router(settings.max_frame_bytes)
+        back_router = Router(settings.max_frame_bytes, front_router)
         try:
             endpoint = front_router.bind(claim.endpoint)
             back_router.bind(claim.back)
             claim.publish(endpoint)
         except BaseException:
-            front_router.close(0)
             back_router.close(0)
+            front_router.close(0)
             raise
         self._wire(front_router, back_router, endpoint)
 
@@ -141,8 +141,8 @@ class Dispatcher:
         finally:
             self._staff.kill_all()
             self._front.flush()
-            self._front.router.close()
             self._back.router.close(0)
+            self._front.router.close()
         return self._exit_code
 
     def log(self, text: str, slot: Slot | None = None) -> None:
