@@ -51,6 +51,7 @@ class ManyCall:
         self._seqs: dict[int, int] = {}
         self._todo = deque(range(len(prompts)))
         self._limit = connection.welcome.submit_window
+        self._num_ended = 0
         self._chunk = self._max_chunk = min(CHUNK, connection.welcome.limits.max_items_per_message)
 
     def run(self, *, progress: bool) -> list[Output]:
@@ -76,15 +77,16 @@ class ManyCall:
         return self._ends_at is not None and monotonic() >= self._ends_at
 
     def _room(self) -> int:
-        """What the client's window and this call's own limit still allow."""
+        """What the client's window and this call's own limit still allow; the limit grows by one with each item that ends."""
+        num_ended = len(self._prompts) - self._collector.num_left
+        self._limit += num_ended - self._num_ended
+        self._num_ended = num_ended
         in_flight = self._collector.num_left - len(self._todo)
         return min(self._connection.welcome.submit_window - self._connection.num_pending, self._limit - in_flight)
 
     def _submit_what_fits(self) -> None:
         if self._collector.refused:
             self._take_back_refused()
-        else:
-            self._limit += max(1, self._limit // 4)
         while self._todo and (room := self._room()) > 0 and not self._collector.refused:
             count = min(self._chunk, room, len(self._todo))
             self._submit([self._todo.popleft() for _ in range(count)])
