@@ -80,6 +80,11 @@ class EchoEngine:
         """Whether items are in hand (a miscounting engine has forgotten them)."""
         return bool(self._items) and not self._is_miscounting
 
+    @property
+    def core_pids(self) -> list[int]:
+        """It runs in this process."""
+        return []
+
     def admit(self, lease: int, request: GenerateRequest, arrived: float) -> None:
         """Take an item, or refuse an impossible one as vLLM would."""
         params = decode_params(request.params) or {}

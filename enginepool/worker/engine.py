@@ -66,6 +66,10 @@ class Engine(Protocol):
     def has_unfinished(self) -> bool:
         """Whether the engine holds items."""
 
+    @property
+    def core_pids(self) -> list[int]:
+        """Processes without which the engine can not go on (none when it runs in this one)."""
+
     def load(self) -> Load:
         """What the engine is doing; cheap enough for once a second."""
 

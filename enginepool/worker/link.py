@@ -50,6 +50,7 @@ class Link:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.load: Callable[[], Load] = Load
+        self.is_leaving = False
         self._heartbeat_s = spec.heartbeat_s
         self._is_loading = True
         self._is_closing = threading.Event()

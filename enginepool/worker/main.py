@@ -44,6 +44,7 @@ def _work(spec: WorkerSpec, link: Link) -> int:
 
     from enginepool.protocol import Window
     from enginepool.worker.boot import boot, describe
+    from enginepool.worker.core_watch import watch_cores
     from enginepool.worker.engine import StartRefused
     from enginepool.worker.feeder import Feeder
 
@@ -58,6 +59,7 @@ def _work(spec: WorkerSpec, link: Link) -> int:
     link.load = lambda: feeder.load
     link.become_ready()
     link.send(describe(engine))
+    watch_cores(engine.core_pids, lambda what: _leave(link, what))
     capacity = engine.info.max_num_seqs
     link.send(Window(capacity, max(1, capacity // 16)))
     try:
@@ -66,9 +68,17 @@ def _work(spec: WorkerSpec, link: Link) -> int:
         traceback.print_exc()
         link.close(f"{type(error).__name__}: {error}")
         return EXIT_ENGINE_LOST
+    link.is_leaving = True
     engine.close()
     link.close()
     return 0
+
+
+def _leave(link: Link, what: str) -> None:
+    """An engine core has gone while the engine's thread may wait for it; nothing can be saved here."""
+    if not link.is_leaving:
+        link.close(what)
+        os._exit(EXIT_ENGINE_LOST)
 
 
 def _prepare_process(index: int) -> None:

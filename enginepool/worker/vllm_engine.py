@@ -7,6 +7,7 @@ instead of blanking the numbers.
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from enginepool.errors import Code
 from enginepool.handover import EngineSpec
 from enginepool.payload import CompletionOutput, GenerateRequest, GenerateResult, Logprob, Logprobs, decode_params
 from enginepool.status import Load
-from enginepool.worker.engine import EngineInfo, Finished, RefusedItem
+from enginepool.worker.engine import EngineInfo, Finished, RefusedItem, StartRefused
 from enginepool.worker.vllm_args import engine_arguments
 
 if TYPE_CHECKING:
@@ -38,7 +39,11 @@ class VllmEngine:
     def __init__(self, spec: EngineSpec, report: Report) -> None:
         args = engine_arguments(spec)
         report(f"loading {spec.model} with vLLM {vllm.__version__}")
-        self._llm = LLM(**args)
+        try:
+            self._llm = LLM(**args)
+        except (ValueError, TypeError, OSError, RuntimeError) as error:
+            traceback.print_exc()
+            raise StartRefused("engine", f"vLLM could not load {spec.model}: {_first_lines(error)}") from error
         self._engine = self._llm.llm_engine
         self._has_stats = self._engine.log_stats
         if not self._has_stats:
@@ -70,6 +75,12 @@ class VllmEngine:
     def has_unfinished(self) -> bool:
         """Whether vLLM holds requests."""
         return bool(self._engine.has_unfinished_requests())
+
+    @property
+    def core_pids(self) -> list[int]:
+        """The engine-core processes; none in process."""
+        resources = getattr(self._engine.engine_core, "resources", None)
+        return [] if resources is None else [process.pid for process in resources.engine_manager.processes]
 
     def admit(self, lease: int, request: GenerateRequest, arrived: float) -> None:
         """Render and add one item as `LLM.enqueue` does."""
@@ -174,6 +185,12 @@ def _logprobs(positions: Sequence[Any] | None) -> Logprobs | None:
         None if position is None else {token: Logprob(item.logprob, item.rank, item.decoded_token) for token, item in position.items()}
         for position in positions
     ]
+
+
+def _first_lines(error: Exception) -> str:
+    """The message without pydantic's pointers to its own manual."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(line for line in lines if line and not line.startswith("For further information"))[:2000] or type(error).__name__
 
 
 def _code_of(error: Exception) -> Code:

@@ -1,0 +1,301 @@
+"""Two real vLLM workers on the embedded model: the same answers as plain vLLM, honest timings, bad items alone, faults healed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import wait_for, worker_pids
+
+from enginepool import Code, EnginePoolWarning, Output, Pool, PoolState, SamplingParams, StructuredOutputsParams
+from enginepool.demo.model import ensure_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+ENGINE_ARGS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 16, "enforce_eager": True}
+KV_BYTES = 256 << 20
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+PROMPTS = [
+    "The capital of France is",
+    "Water boils at",
+    "def fibonacci(n):",
+    "Once upon a time there was",
+    "The three primary colours are",
+    "In 1969, the first human",
+    "To make a cup of tea, first",
+    "The opposite of hot is",
+    "A list of fruits: apple,",
+    "My favourite season is",
+]
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[dict[str, Any]]:
+    """Plain vLLM's answers, on one core like a worker."""
+    asked = {
+        "model": str(ensure_model()),
+        "prompts": PROMPTS,
+        "max_tokens": GREEDY.max_tokens,
+        "engine_args": ENGINE_ARGS | {"kv_cache_memory_bytes": KV_BYTES, "distributed_executor_backend": "uni"},
+    }
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    core = min(os.sched_getaffinity(0))
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("vllm_reference.py"))],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answers
+
+
+@pytest.fixture(scope="module")
+def pool(reference: list[dict[str, Any]]) -> Iterator[Pool]:
+    """Two workers with the embedded model, shared by this module."""
+    with Pool(workers=2, kv_cache_budget_bytes=2 * KV_BYTES, **ENGINE_ARGS) as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def same_workers(pool: Pool, request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test but those that kill may cost a worker."""
+    before = worker_pids(pool)
+    yield
+    if "killed" not in request.node.name:
+        assert worker_pids(pool) == before
+
+
+def test_greedy_answers_equal_plain_vllm(pool: Pool, reference: list[dict[str, Any]]) -> None:
+    outputs = [pool.generate(prompt, GREEDY) for prompt in PROMPTS]
+    told = [
+        {
+            "text": output.text,
+            "token_ids": output.token_ids,
+            "prompt_token_ids": output.prompt_token_ids,
+            "finish_reason": output.finish_reason,
+        }
+        for output in outputs
+    ]
+    assert told == reference
+    assert [output.usage.completion_tokens for output in outputs] == [len(answer["token_ids"]) for answer in reference]
+
+
+def test_many_use_both_workers_and_keep_order(pool: Pool) -> None:
+    prompts = [f"Number {index}:" for index in range(48)]
+    params = [SamplingParams(max_tokens=1 + index % 3 * 20, ignore_eos=True) for index in range(48)]
+    outputs = pool.generate_many(prompts, params)
+    assert [output.prompt for output in outputs] == prompts
+    assert [len(output.token_ids) for output in outputs] == [param.max_tokens for param in params]
+    assert {output.worker for output in outputs} == {0, 1}
+
+
+def _stamps(output: Output) -> list[float | None]:
+    timings = output.timings
+    names = ("submitted", "received", "leased", "arrived", "queued", "scheduled", "first_token", "last_token", "finished", "delivered")
+    return [getattr(timings, name) for name in names]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        pytest.param(SamplingParams(max_tokens=20, ignore_eos=True), id="plain"),
+        pytest.param(SamplingParams(max_tokens=1), id="one token"),
+        pytest.param(SamplingParams(max_tokens=8, n=3, temperature=1.0), id="three samples"),
+    ],
+)
+def test_timings_have_every_stamp_in_order(pool: Pool, params: SamplingParams) -> None:
+    outputs = pool.generate_many(["The weather today is"] * 24, params)
+    for output in outputs:
+        stamps = [stamp for stamp in _stamps(output) if stamp is not None]
+        assert len(stamps) == 10
+        assert stamps == sorted(stamps)
+    tpot = outputs[0].timings.tpot_s
+    assert (tpot is None) == (params.max_tokens == 1)
+    assert (outputs[0].timings.ttft_s or 0) > 0
+
+
+def test_none_means_the_models_generation_config(pool: Pool) -> None:
+    with pytest.warns(EnginePoolWarning, match="default of 16 tokens"):
+        outputs = pool.generate_many(["Tell me a very long story about"] * 8)
+    assert max(len(output.token_ids) for output in outputs) == 16
+
+
+def test_structured_output_matches_its_regex(pool: Pool) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20, structured_outputs=StructuredOutputsParams(regex=r"[0-9]{3}-[0-9]{2}"))
+    assert re.fullmatch(r"[0-9]{3}-[0-9]{2}", str(pool.generate("My number is", params).text))
+
+
+def test_structured_output_is_json_of_its_schema(pool: Pool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["age"],
+        "additionalProperties": False,
+    }
+    params = {"temperature": 0, "max_tokens": 40, "structured_outputs": {"json": schema}}
+    assert list(json.loads(str(pool.generate("Person:", params).text))) == ["age"]
+
+
+def test_choice_is_one_of_them(pool: Pool) -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["red", "green"]), max_tokens=10)
+    assert pool.generate("Stop light:", params).text in ("red", "green")
+
+
+def test_three_samples_have_their_indexes(pool: Pool) -> None:
+    output = pool.generate("Once", SamplingParams(n=3, max_tokens=6, temperature=1.0, ignore_eos=True))
+    assert [sample.index for sample in output.outputs] == [0, 1, 2]
+    assert output.usage.completion_tokens == 18
+
+
+def test_logprobs_have_the_sampled_token_first(pool: Pool) -> None:
+    output = pool.generate("The capital of France is", SamplingParams(max_tokens=3, temperature=0, logprobs=2))
+    logprobs = output.outputs[0].logprobs
+    assert logprobs is not None
+    for token, position in zip(output.token_ids, logprobs, strict=True):
+        assert position is not None
+        assert position[token].rank == 1
+        assert position[token].logprob <= 0
+        assert position[token].decoded_token
+
+
+def test_stop_string_ends_the_text(pool: Pool) -> None:
+    output = pool.generate("Count: one, two, three,", SamplingParams(temperature=0, max_tokens=40, stop=[","]))
+    assert "," not in str(output.text)
+    assert (output.finish_reason, output.outputs[0].stop_reason) == ("stop", ",")
+
+
+def test_token_ids_give_the_same_as_their_text(pool: Pool) -> None:
+    from_text = pool.generate(PROMPTS[0], GREEDY)
+    assert from_text.prompt_token_ids is not None
+    assert pool.generate(from_text.prompt_token_ids, GREEDY).text == from_text.text
+
+
+def test_window_edge_gives_one_token_and_beyond_it_an_error(pool: Pool) -> None:
+    with pytest.warns(EnginePoolWarning, match="2 context_length_exceeded"):
+        outputs = pool.generate_many([[1] * 255, [1] * 256, [1] * 257], SamplingParams(max_tokens=20, ignore_eos=True))
+    assert (outputs[0].finish_reason, len(outputs[0].token_ids)) == ("length", 1)
+    for output in outputs[1:]:
+        assert output.error is not None
+        assert output.error.code is Code.CONTEXT_LENGTH_EXCEEDED
+        assert "256" in output.error.message
+
+
+BAD_ITEMS: list[tuple[str, Any, Any]] = [
+    ("far too long", "word " * 600, {}),
+    ("empty", "", {}),
+    ("empty ids", [], {}),
+    ("foreign token id", [10_000_000], {}),
+    ("negative temperature", "x", {"temperature": -1.0}),
+    ("not a number", "x", {"temperature": float("nan")}),
+    ("infinite penalty", "x", {"presence_penalty": float("inf")}),
+    ("zero top_p", "x", {"top_p": 0.0}),
+    ("top_k", "x", {"top_k": -5}),
+    ("no samples", "x", {"n": 0}),
+    ("no tokens", "x", {"max_tokens": 0}),
+    ("more min than max", "x", {"min_tokens": 9, "max_tokens": 4}),
+    ("empty stop", "x", {"stop": ""}),
+    ("text as number", "x", {"temperature": "0.5"}),
+    ("half a pair", "half \ud83d", {}),
+    ("half a pair in stop", "x", {"stop": ["\udc00"]}),
+    ("all logprobs", "x", {"logprobs": 1000}),
+    ("all prompt logprobs", "x", {"prompt_logprobs": -1}),
+    ("bias outside the vocabulary", "x", {"logit_bias": {10_000_000: 1.0}}),
+    ("open bracket", "x", {"structured_outputs": {"regex": "[a-"}}),
+    ("look-ahead", "x", {"structured_outputs": {"regex": "(?=x)y"}}),
+    ("unknown type", "x", {"structured_outputs": {"json": {"type": "objec"}}}),
+    ("broken schema text", "x", {"structured_outputs": {"json": '{"type":'}}),
+    ("undefined rule", "x", {"structured_outputs": {"grammar": "root ::= undefined_rule"}}),
+    ("two formats", "x", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
+]
+
+
+def test_bad_items_between_good_ones_fail_alone(pool: Pool) -> None:
+    good = {"max_tokens": 5, "temperature": 0.0}
+    prompts: list[Any] = ["good"]
+    params: list[Any] = [good]
+    for _, prompt, extra in BAD_ITEMS:
+        prompts += [prompt, "good"]
+        params += [{"max_tokens": 5} | extra, good]
+    with pytest.warns(EnginePoolWarning, match=f"{len(BAD_ITEMS)} of {len(prompts)} items failed"):
+        outputs = pool.generate_many(prompts, params)
+    assert all(output.ok and output.text for output in outputs[::2])
+    for (name, _, _), output in zip(BAD_ITEMS, outputs[1::2], strict=True):
+        assert output.error is not None, name
+        assert output.error.blame == "caller", (name, str(output.error))
+        assert output.error.message, name
+
+
+@pytest.mark.parametrize("first", ["good", "bad"])
+def test_bad_grammar_after_a_good_one_and_before(pool: Pool, first: str) -> None:
+    good, bad = StructuredOutputsParams(regex="^(a|b)$"), StructuredOutputsParams(regex="(")
+    order = [good, bad] if first == "good" else [bad, good]
+    outputs = [pool.generate("x", SamplingParams(max_tokens=4, structured_outputs=one)) for one in order]
+    assert [output.ok for output in outputs] == [one is good for one in order]
+    assert pool.generate("plain", GREEDY).ok
+
+
+def test_odd_but_legal_prompts_run(pool: Pool) -> None:
+    outputs = pool.generate_many(["   ", "a\0b", "pair \U0001f600", "\ufeffbom"], GREEDY)
+    assert [output.ok for output in outputs] == [True] * 4
+    assert outputs[1].prompt == "a\0b"
+
+
+def test_cancel_frees_the_engine_and_spares_neighbours(pool: Pool) -> None:
+    long = SamplingParams(max_tokens=240, ignore_eos=True)
+    doomed = [pool.submit(f"doomed {index}", long) for index in range(4)]
+    neighbour = pool.submit("neighbour", SamplingParams(max_tokens=30, ignore_eos=True))
+    wait_for(lambda: pool.status().in_flight == 5, "all five in flight")
+    assert all(future.cancel() for future in doomed)
+    assert len(neighbour.result(timeout=60).token_ids) == 30
+    wait_for(lambda: pool.status().in_flight == 0, "the abort")
+
+
+def test_every_thread_stays_on_its_workers_core(pool: Pool) -> None:
+    planned = [set(worker.cpus) for worker in pool.status().workers]
+    for worker, cpus in zip(pool.status().workers, planned, strict=True):
+        for status in Path(f"/proc/{worker.pid}/task").glob("*/status"):
+            assert os.sched_getaffinity(int(status.parent.name)) == cpus
+    if len(os.sched_getaffinity(0)) >= 2:
+        assert not planned[0] & planned[1]
+
+
+def test_status_has_engine_counts(pool: Pool) -> None:
+    pool.generate("count", GREEDY)
+    wait_for(lambda: all(worker.running == 0 for worker in pool.status().workers), "idle gauges")
+    assert all(worker.generation_tokens > 0 for worker in pool.status().workers)
+    assert all(worker.kv_cache_usage is not None for worker in pool.status().workers)
+
+
+def test_worker_killed_mid_batch_every_item_comes_back_once(pool: Pool) -> None:
+    victim = worker_pids(pool)[0]
+
+    def kill() -> None:
+        base = pool.status().finished
+        wait_for(lambda: pool.status().finished > base, "a first result", 60)
+        os.kill(victim, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    prompts = [f"Item {index}:" for index in range(40)]
+    outputs = pool.generate_many(prompts, SamplingParams(max_tokens=48, ignore_eos=True))
+    killer.join()
+    assert [output.prompt for output in outputs] == prompts
+    assert [len(output.token_ids) for output in outputs] == [48] * 40
+    assert max(output.attempts for output in outputs) == 2
+    wait_for(lambda: pool.status().state is PoolState.READY, "the worker's return", 120)
+    assert victim not in worker_pids(pool)
+    assert pool.generate("afterwards", GREEDY).ok
