@@ -14,6 +14,13 @@ _INTERNAL = {"output_kind", "output_text_buffer_length", "skip_clone", "stream_i
 _REFUSED = {"prompt_logprob_token_ids"}
 
 
+class _Unset(int):
+    """A default that can be told from the same number given by the caller."""
+
+
+DEFAULT_MAX_TOKENS = _Unset(16)
+
+
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
     """What the text has to match; set exactly one of the first six (names and meaning as in vLLM 0.32)."""
 
@@ -46,7 +53,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = 16
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -68,6 +75,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     repetition_detection: dict[str, Any] | None = None
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None
+
+
+_DEFAULTS = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True))
 
 
 def coerce_params(value: Any) -> SamplingParams | None:
@@ -115,8 +125,8 @@ def describe_encoding_error(error: Exception) -> str:
 
 
 def _fields_of(params: SamplingParams) -> dict[str, Any]:
-    fields = {name: getattr(params, name) for name in SamplingParams.__struct_fields__}
-    nested = fields["structured_outputs"]
+    fields = {name: value for name in SamplingParams.__struct_fields__ if (value := getattr(params, name)) is not _DEFAULTS[name]}
+    nested = fields.get("structured_outputs")
     if isinstance(nested, StructuredOutputsParams):
         fields["structured_outputs"] = {name: getattr(nested, name) for name in nested.__struct_fields__}
     return fields

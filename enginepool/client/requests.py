@@ -13,7 +13,7 @@ import msgspec
 
 from enginepool.errors import Code, InvalidRequest, ItemError
 from enginepool.payload import GenerateRequest, encode
-from enginepool.sampling import SamplingParams, coerce_params, describe_encoding_error, encode_params
+from enginepool.sampling import DEFAULT_MAX_TOKENS, SamplingParams, coerce_params, describe_encoding_error, encode_params
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Params: TypeAlias = "SamplingParams | Mapping[str, Any] | None"
@@ -60,7 +60,7 @@ def encode_sampling(params: Any) -> EncodedParams:
 
 def _checked(params: Any) -> EncodedParams:
     checked = coerce_params(params)
-    is_default_length = checked is None or checked.max_tokens == 16
+    is_default_length = checked is None or checked.max_tokens is DEFAULT_MAX_TOKENS
     return EncodedParams(msgspec.Raw(encode_params(checked)), 1 if checked is None else max(1, checked.n), is_default_length)
 
 
