@@ -105,7 +105,6 @@ CODE_MEANINGS = {
     Code.TIMEOUT: "the call's `timeout_s` passed",
     Code.OVERLOADED: "the backlog is full",
     Code.DRAINING: "the pool is stopping: not accepted, or not finished in time",
-    Code.ENGINE_ERROR: "the engine failed on it (no part of this version sends it yet)",
     Code.WORKER_LOST: "it ran alone in a worker that died, after an earlier death",
     Code.POOL_LOST: "all workers have failed for good",
 }

@@ -89,7 +89,7 @@ def _add_serve_flags(serve: argparse.ArgumentParser) -> None:
             serve.add_argument(setting.flag, dest=f"set_{setting.name}", metavar="V", help=text)
     serve.add_argument("--ready-fd", type=int, metavar="N", help="write one JSON line to this descriptor once the pool is up or has failed")
     serve.add_argument("--die-with-parent", action="store_true", help="stop at once when the program that started this one is gone")
-    for name in ("--settings-fd", "--stages-fd", "--lifeline-fd"):
+    for name in ("--settings-fd", "--stages-fd", "--lifeline-fd", "--parent-pid"):
         serve.add_argument(name, type=int, help=argparse.SUPPRESS)
 
 
@@ -99,12 +99,19 @@ def _add_client_commands(commands: Any) -> None:
     status.add_argument("--watch", action="store_true", help="refresh every second until interrupted")
     status.set_defaults(run=_status)
     drain = commands.add_parser("drain", help="finish what a pool has, take nothing new, then stop it")
-    drain.add_argument("--timeout-s", type=float, metavar="S", help="limit (default: the pool's drain_timeout_s)")
+    drain.add_argument("--timeout-s", type=_seconds, metavar="S", help="limit (default: the pool's drain_timeout_s)")
     drain.set_defaults(run=_drain)
     stop = commands.add_parser("stop", help="stop a pool now; unfinished items are returned as retryable")
     stop.set_defaults(run=_stop)
     for command in (status, drain, stop):
         command.add_argument("--endpoint", help="where the pool is (default: ENGINEPOOL_ENDPOINT, else this user's default)")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be a positive number of seconds")
+    return value
 
 
 def _version_or_help(parser: argparse.ArgumentParser) -> Any:
@@ -133,14 +140,25 @@ def _serve(args: argparse.Namespace, vllm_flags: list[str]) -> int:
         if args.print_settings:
             _print_settings(settings, origins)
             return ExitCode.OK
+    _check_fd(args.ready_fd)
     parent = Parent(
         ready_fd=args.ready_fd,
         stages_fd=args.stages_fd,
         lifeline_fd=args.lifeline_fd,
-        pid=os.getppid() if args.die_with_parent else None,
+        pid=(args.parent_pid or os.getppid()) if args.die_with_parent else None,
         is_embedded=args.settings_fd is not None,
     )
     return run_dispatcher(settings, parent)
+
+
+def _check_fd(fd: int | None) -> None:
+    from enginepool.errors import SettingsError
+
+    try:
+        if fd is not None:
+            os.fstat(fd)
+    except OSError:
+        raise SettingsError(f"--ready-fd {fd}: this process was given no such descriptor") from None
 
 
 def _given_settings(args: argparse.Namespace, vllm_flags: list[str]) -> dict[str, Any]:

@@ -35,7 +35,6 @@ class Code(enum.StrEnum):
     TIMEOUT = "timeout"
     OVERLOADED = "overloaded"
     DRAINING = "draining"
-    ENGINE_ERROR = "engine_error"
     WORKER_LOST = "worker_lost"
     POOL_LOST = "pool_lost"
 
@@ -49,7 +48,6 @@ _CODES: dict[Code, tuple[Blame, int, bool]] = {
     Code.TIMEOUT: ("caller", 504, False),
     Code.OVERLOADED: ("pool", 503, True),
     Code.DRAINING: ("pool", 503, True),
-    Code.ENGINE_ERROR: ("pool", 500, False),
     Code.WORKER_LOST: ("pool", 500, False),
     Code.POOL_LOST: ("pool", 503, True),
 }

@@ -13,10 +13,11 @@ T = TypeVar("T")
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Which engine to build and with what; `flags` are vLLM's own, for vLLM's parser."""
+    """Which engine to build and with what; `name` is what the model is called, `flags` are vLLM's own, for vLLM's parser."""
 
     kind: str
     model: str
+    name: str
     args: dict[str, Any] = {}
     flags: list[str] = []
     engine_core: str = "inproc"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import signal
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -46,21 +47,32 @@ def run_dispatcher(settings: PoolSettings, parent: Parent) -> ExitCode:
     announcer = Announcer(parent.ready_fd, parent.stages_fd)
     writer = LogWriter()
     pid = os.getpid()
-    signals = Signals(parent.pid, parent.lifeline_fd, ignore_sigint=parent.is_embedded)
+    _make_interruptible(parent)
 
     def log(text: str) -> None:
         if settings.log_level == "info" or text.startswith(("warning", "error")):
             writer.line(stamp("dispatcher", pid, text))
 
     try:
-        return _run(settings, announcer, signals, writer, log, pid)
+        return _run(settings, parent, announcer, writer, log, pid)
+    except KeyboardInterrupt:
+        announcer.ready({"state": "failed", "error": "interrupted before any worker was started", "exit_code": 130, "pid": pid})
+        log("error: interrupted before any worker was started")
+        return ExitCode.INTERRUPTED
     except EnginePoolError as error:
         announcer.ready({"state": "failed", "error": str(error), "exit_code": int(error.exit_code), "pid": pid})
         log(f"error: {error}")
         return error.exit_code
 
 
-def _run(settings: PoolSettings, announcer: Announcer, signals: Signals, writer: LogWriter, log: Log, pid: int) -> ExitCode:
+def _make_interruptible(parent: Parent) -> None:
+    """Until the loop takes them over, signals end what may take long before it: preparing the embedded model."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if parent.is_embedded else signal.default_int_handler)
+
+
+def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: LogWriter, log: Log, pid: int) -> ExitCode:
     pool_id = uuid.uuid4().hex[:12]
     if settings.engine == "vllm":
         check_vllm(log)
@@ -72,12 +84,12 @@ def _run(settings: PoolSettings, announcer: Announcer, signals: Signals, writer:
         dispatcher = Dispatcher(
             settings,
             plan,
-            lambda index: _engine_spec(settings, plan, model, index),
+            lambda index: _engine_spec(settings, plan, model, name, index),
             claim,
             pool_id,
             name,
             announcer,
-            signals,
+            Signals(parent.pid, parent.lifeline_fd, ignore_sigint=parent.is_embedded),
             writer,
             one_first=settings.engine == "vllm" and not _is_on_disk(model),
             pid=pid,
@@ -145,12 +157,13 @@ def _parallel_size(settings: PoolSettings, name: str, short: str) -> int:
         return 1
 
 
-def _engine_spec(settings: PoolSettings, plan: Plan, model: str, index: int) -> EngineSpec:
+def _engine_spec(settings: PoolSettings, plan: Plan, model: str, name: str, index: int) -> EngineSpec:
     worker = plan.workers[index]
     has_own_budget = "kv_cache_memory_bytes" in settings.engine_args
     return EngineSpec(
         kind=settings.engine,
         model=model,
+        name=name,
         args=settings.engine_args,
         flags=settings.vllm_flags,
         engine_core=worker.engine_core,

@@ -62,9 +62,9 @@ class FakePool:
 
     prompts: list[str]
     outputs: list[FakeOutput]
-    model: str
+    model: str | None
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    def __init__(self, model: str | None, **settings: Any) -> None:
         type(self).model = model
 
     def __enter__(self) -> Self:
@@ -181,7 +181,7 @@ def test_console_without_a_terminal_is_plain(capsys: pytest.CaptureFixture[str],
 def test_demo_on_the_embedded_model_speaks_chatml(monkeypatch: pytest.MonkeyPatch) -> None:
     code, printed = run_on_fake_pool(monkeypatch, three_outputs()[:2], None)
     assert code == 0
-    assert FakePool.model == "/cache/model"
+    assert FakePool.model is None
     assert FakePool.prompts[0].startswith("<|im_start|>user\n")
     assert "fetching" in printed
     assert "enginepool serve --workers 2" in printed

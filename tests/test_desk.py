@@ -15,7 +15,7 @@ from enginepool.errors import Code, ItemError
 from enginepool.protocol import SubmitItem
 from enginepool.status import ItemState
 
-ENGINE_ERROR = ItemError(Code.ENGINE_ERROR, "the engine said no")
+ENGINE_ERROR = ItemError(Code.WORKER_LOST, "the engine said no")
 ABORTED = ItemError(Code.ABORTED, "aborted by the caller")
 STOPPED = ItemError(Code.DRAINING, "the pool stopped")
 RULE = BatchRule(size=4, timeout_s=0.5)
@@ -78,7 +78,7 @@ def test_done_delivers_the_answer_of_the_worker() -> None:
 def test_done_with_an_error_counts_as_failed() -> None:
     office = Office()
     office.desk.done(0, office.lease_one(), b"", ENGINE_ERROR)
-    assert office.endings == {1: Code.ENGINE_ERROR}
+    assert office.endings == {1: Code.WORKER_LOST}
     assert (office.desk.num_finished, office.desk.num_failed) == (1, 1)
 
 

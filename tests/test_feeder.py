@@ -74,7 +74,7 @@ class ScriptedEngine:
 
     def _result(self, lease: int) -> GenerateResult | ItemError:
         if self.items[lease] == "fail":
-            return ItemError(Code.ENGINE_ERROR, "this one failed")
+            return ItemError(Code.WORKER_LOST, "this one failed")
         return result_of(f"text {lease}")
 
 
@@ -175,7 +175,7 @@ def test_item_that_can_not_be_read_is_refused(engine: ScriptedEngine) -> None:
 
 def test_item_that_fails_in_the_engine_carries_its_error(engine: ScriptedEngine) -> None:
     outlet = run(engine, batch(l1="fail", l2="1"))
-    assert outlet.codes == {1: Code.ENGINE_ERROR, 2: None}
+    assert outlet.codes == {1: Code.WORKER_LOST, 2: None}
     assert outlet.sent[0][1][0] == b""
 
 

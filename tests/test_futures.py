@@ -140,7 +140,7 @@ def test_collector_counts_tokens_and_failures() -> None:
     collector = Collector(3)
     collector.put(_output(0, num_tokens=5))
     collector.put(_output(1, num_tokens=7))
-    collector.put(_output(2, Code.ENGINE_ERROR))
+    collector.put(_output(2, Code.WORKER_LOST))
     assert (collector.num_tokens, collector.num_failed) == (12, 1)
 
 

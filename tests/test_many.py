@@ -79,7 +79,7 @@ def test_raise_first_of_good_outputs_does_nothing() -> None:
 
 
 def test_raise_first_carries_the_error_and_all_outputs() -> None:
-    outputs = [_output(0), _output(1, code=Code.TIMEOUT), _output(2, code=Code.ENGINE_ERROR)]
+    outputs = [_output(0), _output(1, code=Code.TIMEOUT), _output(2, code=Code.WORKER_LOST)]
     with pytest.raises(ItemFailed, match=r"item 1 \(id-1\): timeout: why 1") as caught:
         raise_first(outputs)
     assert caught.value.error.code is Code.TIMEOUT

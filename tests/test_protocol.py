@@ -44,7 +44,7 @@ from enginepool.protocol import (
 )
 from enginepool.status import Load, PoolState, PoolStatus, WorkerState, WorkerStatus
 
-ERROR = ItemError(Code.ENGINE_ERROR, "no")
+ERROR = ItemError(Code.WORKER_LOST, "no")
 WORKER = WorkerStatus(0, 42, WorkerState.READY, "ready", 1, 1, 0, 0, None, [0, 1], ["0"], 10, 20, 1.5, 2.5, 0.25, 1 << 30)
 STATUS = PoolStatus("id", 41, PoolState.DEGRADED, "why", "m", "ipc:///x", 1.0, 2, 3, 4, 5, 6, 7, 0.1, 8, 9, [WORKER])
 WELCOME = Welcome(1, "id", 41, "m", "ipc:///x", Limits(1 << 20, 1024), 4096, ClockAnchor(1.0, 2.0, 0.1))

@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
+import msgspec
+
 from enginepool import rundir
 from enginepool.client.ticket import Ticket
 from enginepool.clock import monotonic
-from enginepool.errors import Code, ItemError, NoDispatcher, PoolClosed, PoolError, PoolLost
+from enginepool.errors import Code, EnginePoolError, ItemError, NoDispatcher, PoolClosed, PoolLost
 from enginepool.payload import decode_result
 from enginepool.protocol import (
     PROTOCOL_VERSION,
@@ -58,7 +60,7 @@ class Connection:
         self._answers: dict[int, deque[PoolStatus]] = {}
         self._dealer = Dealer(endpoint)
         self._pidfd: int | None = None
-        self._error: PoolError | None = None
+        self._error: EnginePoolError | None = None
         self._is_closing = False
         self._is_welcome = threading.Event()
         self._thread = threading.Thread(target=self._run, name="enginepool-client", daemon=True)
@@ -76,7 +78,7 @@ class Connection:
         return len(self._pending)
 
     @property
-    def error(self) -> PoolError | None:
+    def error(self) -> EnginePoolError | None:
         """Why the connection is of no use any more, or None."""
         return self._error
 
@@ -150,8 +152,9 @@ class Connection:
         try:
             self._serve()
         finally:
-            self._lose(self._error or PoolLost("the pool was closed while calls were waiting"))
-            self._dealer.close()
+            is_gone = self._error is not None
+            self._lose(PoolClosed("the pool was closed while calls were waiting"))
+            self._dealer.close(linger_ms=0 if is_gone else 1000)
             if self._pidfd is not None:
                 os.close(self._pidfd)
 
@@ -166,12 +169,17 @@ class Connection:
             if lost_at is not None and monotonic() - lost_at > LOSS_GRACE_S:
                 self._lose(PoolLost(f"the pool's dispatcher (pid {self.welcome.pid}) at {self.endpoint} is gone; start it again"))
                 lost_at = None
-        self._dealer.send([encode(Bye())])
+        if self.error is None:
+            self._dealer.send([encode(Bye())])
 
     def _receive(self) -> None:
         is_news = False
         while (frames := self._dealer.receive()) is not None:
-            message = decode_to_client(frames[0])
+            try:
+                message = decode_to_client(frames[0])
+            except msgspec.DecodeError as unknown:
+                self._lose(PoolLost(f"the pool at {self.endpoint} sent a message that this version does not know: {unknown}"))
+                continue
             match message:
                 case Result():
                     self._on_result(message, frames[1:])
@@ -217,8 +225,9 @@ class Connection:
             if ticket is not None:
                 ticket.sink.refuse(ticket.failed(error, self.welcome.anchor, now))
 
-    def _lose(self, error: PoolError) -> None:
+    def _lose(self, error: EnginePoolError) -> None:
         self._error = self._error or error
+        error = self._error
         sinks = {id(ticket.sink): ticket.sink for ticket in list(self._pending.values())}
         self._pending.clear()
         for sink in sinks.values():

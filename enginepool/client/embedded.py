@@ -35,7 +35,7 @@ class EmbeddedDispatcher:
         settings_fd = handover.put(settings)
         fds = {"settings": settings_fd, "ready": ready_write, "stages": stages_write, "lifeline": lifeline_read}
         try:
-            argv = [sys.executable, "-m", "enginepool", "serve", "--die-with-parent"]
+            argv = [sys.executable, "-m", "enginepool", "serve", "--die-with-parent", "--parent-pid", str(os.getpid())]
             for name, fd in fds.items():
                 argv += [f"--{name}-fd", str(fd)]
             self.process = subprocess.Popen(

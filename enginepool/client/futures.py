@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 
 from enginepool.client.outputs import Output
-from enginepool.errors import Code, Draining, Overloaded, PoolError, PoolLost
+from enginepool.errors import Code, Draining, EnginePoolError, Overloaded, PoolError, PoolLost
 
 _REFUSALS: dict[Code, type[PoolError]] = {Code.OVERLOADED: Overloaded, Code.DRAINING: Draining}
 
@@ -41,7 +41,7 @@ class OutputFuture(Future[Output]):
         else:
             self.lose(kind(str(error)))
 
-    def lose(self, error: PoolError) -> None:
+    def lose(self, error: EnginePoolError) -> None:
         """The pool is gone."""
         with suppress(InvalidStateError):
             self.set_exception(error)
@@ -52,7 +52,7 @@ class Waiter:
 
     def __init__(self) -> None:
         self._output: Output | None = None
-        self._error: PoolError | None = None
+        self._error: EnginePoolError | None = None
         self._lock = threading.Lock()
         self._lock.acquire()
 
@@ -76,7 +76,7 @@ class Waiter:
         else:
             self.lose(kind(str(output.error)))
 
-    def lose(self, error: PoolError) -> None:
+    def lose(self, error: EnginePoolError) -> None:
         """The pool is gone."""
         self._error = error
         self._lock.release()
@@ -91,7 +91,7 @@ class Collector:
         self.num_failed = 0
         self.num_tokens = 0
         self.refused: list[Output] = []
-        self.error: PoolError | None = None
+        self.error: EnginePoolError | None = None
         self.is_done = threading.Event()
         if count == 0:
             self.is_done.set()
@@ -113,7 +113,7 @@ class Collector:
         else:
             self.put(output)
 
-    def lose(self, error: PoolError) -> None:
+    def lose(self, error: EnginePoolError) -> None:
         """The pool is gone."""
         self.error = error
         self.is_done.set()

@@ -63,11 +63,15 @@ class ManyCall:
                     self._submit_what_fits()
                     self._wait(TICK_S if progress else None)
                     view.update(len(self._prompts) - collector.num_left, collector.num_failed, collector.num_tokens)
+        except PoolLost as error:
+            raise _with_outputs(collector, error) from None
         except BaseException:
             self._abort_left()
             raise
+        if isinstance(collector.error, PoolLost):
+            raise _with_outputs(collector, collector.error)
         if collector.error is not None:
-            raise _with_outputs(collector)
+            raise collector.error
         if collector.num_left:
             self._abort_left()
             self._fill_left(TIMEOUT)
@@ -185,7 +189,7 @@ def raise_first(outputs: list[Output]) -> None:
             raise ItemFailed(f"item {output.index} ({output.request_id}): {output.error}", output.error, list(outputs))
 
 
-def _with_outputs(collector: Collector) -> PoolLost:
+def _with_outputs(collector: Collector, error: PoolLost) -> PoolLost:
     done = [output for output in collector.outputs if output is not None]
-    text = f"{collector.error} ({len(done)} of {len(collector.outputs)} items had finished; they are in `outputs`)"
+    text = f"{error} ({len(done)} of {len(collector.outputs)} items had finished; they are in `outputs`)"
     return PoolLost(text, list(done))

@@ -259,7 +259,8 @@ class Pool:
             connection.post(Stop())
         except (PoolError, PoolClosed):
             return
-        embedded.wait(self._shutdown_timeout_s + 2)
+        if embedded.wait(self._shutdown_timeout_s + 2):
+            connection.wait_lost(1.0)  # its last results are read before it is let go
 
     def _usable(self) -> Connection:
         if os.getpid() != self._held.pid:

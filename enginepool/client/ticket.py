@@ -6,7 +6,7 @@ from typing import Protocol
 
 from enginepool.client.outputs import Output
 from enginepool.clock import ClockAnchor, Timings
-from enginepool.errors import ItemError, PoolError
+from enginepool.errors import EnginePoolError, ItemError
 from enginepool.payload import GenerateResult
 from enginepool.protocol import ResultItem
 
@@ -17,7 +17,7 @@ class Sink(Protocol):
     def put(self, output: Output) -> None:
         """One item has ended."""
 
-    def lose(self, error: PoolError) -> None:
+    def lose(self, error: EnginePoolError) -> None:
         """The pool is gone; nothing more will come."""
 
     def refuse(self, output: Output) -> None:

@@ -131,7 +131,7 @@ def _convert(gguf: Path, folder: Path, lock: int) -> None:
         failure = f"it wrote {sorted(path.name for path in folder.glob('*'))} and should have written {list(_FILES)}"
     if failure is not None:
         raise StartError(
-            "the embedded model could not be converted; run `enginepool doctor` to check the installation, "
+            "the embedded model could not be converted; see docs/troubleshooting.md, "
             f"or name a model of your own; the conversion ended with {failure}"
         )
 

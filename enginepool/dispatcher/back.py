@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 
 import msgspec
@@ -139,7 +140,9 @@ class Back:
 
     def _enroll(self, peer: bytes, enroll: Enroll) -> None:
         slot = next((slot for slot in self._roster.slots if slot.pid == enroll.pid and slot.index == enroll.index), None)
-        is_ours = enroll.secret == self._secret and enroll.pool_id == self._pool_id and enroll.version == PROTOCOL_VERSION
+        is_ours = (
+            hmac.compare_digest(enroll.secret, self._secret) and enroll.pool_id == self._pool_id and enroll.version == PROTOCOL_VERSION
+        )
         if slot is None or not is_ours:
             self._send(peer, Rejected("this dispatcher did not start you"))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections.abc import Callable
 
@@ -151,7 +152,7 @@ class Front:
         if hello.version != PROTOCOL_VERSION:
             text = f"this pool speaks protocol {PROTOCOL_VERSION}, the client {hello.version}; use the same enginepool version"
             self._send(peer, Rejected(text))
-        elif hello.secret != self._secret:
+        elif not hmac.compare_digest(hello.secret, self._secret):
             self._send(peer, Rejected("the secret is not this pool's: the endpoint belongs to another pool now"))
         else:
             pidfd = _open_pidfd(hello.pid)

@@ -86,4 +86,4 @@ def _clean(line: bytes) -> str:
 
 def stamp(role: str, pid: int | None, text: str) -> str:
     """One log line: local time, role, pid, text."""
-    return f"{time.strftime('%H:%M:%S')} {role}[{pid}] {text}"
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {role}[{pid}] {text}"

@@ -139,6 +139,7 @@ class Dispatcher:
             while self._exit_code is None:
                 self._turn()
         finally:
+            self._announcer.ready({"state": "failed", "error": "ended while starting", "exit_code": 130, "pid": self._pid})
             self._staff.kill_all()
             self._front.flush()
             self._back.router.close(0)

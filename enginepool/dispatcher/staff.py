@@ -139,11 +139,12 @@ class Staff:
         self._back.forget(slot)
         is_permanent = slot.failure_kind is not None and not self._roster.was_ready
         if slot.failure_kind is None:
-            slot.failure = _explain(slot.failure or f"{how} while {slot.stage!r}", tail)
+            was_starting = slot.state is WorkerState.STARTING
+            slot.failure = _explain(slot.failure or (f"{how} while {slot.stage!r}" if was_starting else how), tail)
         retried, convicted = self._desk.worker_died(slot.index, how)
         slot.died(how, now, is_permanent=is_permanent)
         if was is not WorkerState.DRAINING:
-            fate = f"; {retried} items go to other workers, {convicted} failed" if retried or convicted else ""
+            fate = f"; {retried} items go back to the queue, {convicted} failed" if retried or convicted else ""
             next_step = f"restart in {slot.start_at - now:.1f} s" if slot.state is WorkerState.BACKOFF else slot.state.value
             self._host.warn(f"worker {slot.index} (pid {pid}) {how}{fate}; {next_step}")
 
@@ -154,4 +155,4 @@ class Staff:
 
 def _explain(what: str, tail: list[str]) -> str:
     lines = tail[-SHOWN_TAIL_LINES:]
-    return what + ("; its last lines:\n  " + "\n  ".join(lines) if lines else "; it printed nothing")
+    return what + ("; its last lines:\n  " + "\n  ".join(lines) if lines else "")

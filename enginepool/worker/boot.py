@@ -14,7 +14,7 @@ from enginepool.errors import ItemError
 from enginepool.handover import WorkerSpec
 from enginepool.payload import GenerateRequest
 from enginepool.protocol import Message, Ready, Stage
-from enginepool.worker.engine import Engine, StartRefused
+from enginepool.worker.engine import Engine, StartRefused, hint_for
 
 PROOF_PARAMS = msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 1, "temperature": 0.0}))
 PROOF_LEASE = 0
@@ -56,8 +56,10 @@ def _build(spec: WorkerSpec, report: Callable[[str], None]) -> Engine:
 
         return EchoEngine(spec.engine.args, spec.index)
     report("importing vLLM")
-    from enginepool.worker.vllm_engine import VllmEngine
-
+    try:
+        from enginepool.worker.vllm_engine import VllmEngine
+    except ImportError as error:
+        raise StartRefused("missing", f"vLLM is installed but can not be imported: {error}{hint_for(error)}") from error
     return VllmEngine(spec.engine, report)
 
 

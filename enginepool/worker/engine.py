@@ -75,3 +75,10 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release everything."""
+
+
+def hint_for(error: BaseException) -> str:
+    """What to do about a failure whose message does not say it."""
+    if "torchvision" in str(error) or "Could not import module" in str(error):
+        return "; torchvision is built for another torch, remove it: pip uninstall torchvision torchaudio torchcodec"
+    return ""

@@ -24,7 +24,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     unknown = sorted(set(given) - known)
     if unknown:
         names = ", ".join(repr(name) for name in unknown)
-        raise StartRefused("usage", f"vLLM has no engine argument {names}; see `vllm serve --help=all` for its names")
+        raise StartRefused("usage", f"vLLM has no engine argument {names}; its names are the fields of `vllm.EngineArgs`")
     defaults: dict[str, Any] = {"disable_log_stats": False}
     if spec.engine_core == "inproc":
         defaults["distributed_executor_backend"] = "uni"

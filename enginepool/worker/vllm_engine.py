@@ -23,7 +23,7 @@ from enginepool.errors import Code
 from enginepool.handover import EngineSpec
 from enginepool.payload import CompletionOutput, GenerateRequest, GenerateResult, Logprob, Logprobs, decode_params
 from enginepool.status import Load
-from enginepool.worker.engine import EngineInfo, Finished, RefusedItem, StartRefused
+from enginepool.worker.engine import EngineInfo, Finished, RefusedItem, StartRefused, hint_for
 from enginepool.worker.vllm_args import engine_arguments
 
 if TYPE_CHECKING:
@@ -38,19 +38,19 @@ class VllmEngine:
 
     def __init__(self, spec: EngineSpec, report: Report) -> None:
         args = engine_arguments(spec)
-        report(f"loading {spec.model} with vLLM {vllm.__version__}")
+        report(f"loading {spec.name} with vLLM {vllm.__version__}")
         try:
             self._llm = LLM(**args)
         except (ValueError, TypeError, OSError, RuntimeError) as error:
             traceback.print_exc()
-            raise StartRefused("engine", f"vLLM could not load {spec.model}: {_first_lines(error)}") from error
+            raise StartRefused("engine", f"vLLM could not load {spec.model}: {_first_lines(error)}{hint_for(error)}") from error
         self._engine = self._llm.llm_engine
         self._has_stats = self._engine.log_stats
         if not self._has_stats:
             report("warning: disable_log_stats is set, so queued, scheduled, first_token and last_token stay empty")
         self._arrived: dict[int, float] = {}
         self._totals = [0, 0]
-        self._model = spec.model
+        self._model = spec.name
 
     @property
     def info(self) -> EngineInfo:
