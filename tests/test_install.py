@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ with Pool(engine="echo", workers=2) as pool:
 
 
 @pytest.fixture(scope="module")
-def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a new virtual environment that has enginepool and its own dependencies only."""
     folder = tmp_path_factory.mktemp("bare")
     source = folder / "source"
@@ -35,7 +34,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
     subprocess.run([str(python), "-m", "pip", "install", "--quiet", str(source)], check=True, capture_output=True, timeout=240)
-    yield python
+    return python
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -27,7 +27,7 @@ from enginepool.dispatcher.front import Front
 from enginepool.dispatcher.logs import LogWriter, stamp
 from enginepool.dispatcher.plan import Plan
 from enginepool.dispatcher.report import Reporter
-from enginepool.dispatcher.roster import RestartBudget, Roster, Slot
+from enginepool.dispatcher.roster import RestartBudget, Roster, Slot, failure_code
 from enginepool.dispatcher.signals import Signals
 from enginepool.dispatcher.staff import Staff
 from enginepool.dispatcher.supervisor import Supervisor
@@ -41,7 +41,6 @@ from enginepool.transport import POLLIN, Poller, Router
 SLOW_TURN_S = 0.25
 FAST_TURN_S = 0.02
 RETRY_SEND_S = 0.002
-FAILURE_EXITS = {"usage": ExitCode.USAGE, "missing": ExitCode.ENGINE_MISSING}
 
 
 class Dispatcher:
@@ -235,7 +234,7 @@ class Dispatcher:
     def _settle(self, now: float) -> None:
         before, after = self.state, self.roster.settle()
         if after is PoolState.FAILED:
-            self.fail(self._failure_text(), self._failure_code())
+            self.fail(self.roster.failure_text(), failure_code(self.roster))
         elif self.state is PoolState.DRAINING:
             self._finish_drain(now)
         elif after is not before:
@@ -243,7 +242,7 @@ class Dispatcher:
             tell = self.log if after is PoolState.READY else self.warn
             tell(f"pool is {after.value}: {self.roster.count(WorkerState.READY)} of {len(self.roster.slots)} workers ready")
             if self.roster.is_up:
-                self._announcer.ready(self._ready_line())
+                self._announcer.ready(self._reporter.ready_line(self.state))
 
     def _finish_drain(self, now: float) -> None:
         if not self.roster.is_up or self._desk.is_idle:
@@ -261,31 +260,6 @@ class Dispatcher:
             self._announcer.ready({"state": "stopped", "error": "stopped while starting", "exit_code": 0, "pid": self._pid})
             self._exit_code = self._stopping_code
             self.log("stopped")
-
-    def _failure_text(self) -> str:
-        ready = self.roster.count(WorkerState.READY)
-        head = "" if not ready else f"{ready} of {len(self.roster.slots)} workers ready, {self.roster.min_ready} needed (min_ready)\n"
-        return head + self.roster.reasons()
-
-    def _failure_code(self) -> ExitCode:
-        if self.roster.is_up:
-            return ExitCode.ALL_WORKERS_FAILED
-        kinds = {slot.failure_kind for slot in self.roster.slots if slot.state is WorkerState.FAILED}
-        return FAILURE_EXITS.get(str(kinds.pop()), ExitCode.START_FAILED) if len(kinds) == 1 else ExitCode.START_FAILED
-
-    def _ready_line(self) -> dict[str, object]:
-        plan = [
-            {"worker": item.index, "cpus": list(item.cpus), "threads": item.num_threads, "devices": list(item.devices)}
-            for item in self._plan.workers
-        ]
-        return {
-            "state": self.state.value,
-            "endpoint": self.endpoint,
-            "pid": self._pid,
-            "pool_id": self._pool_id,
-            "model": self._model,
-            "plan": plan,
-        }
 
     def _on_ready(self, slot: Slot, ready: Ready) -> None:
         wanted = set(self._plan.workers[slot.index].cpus)

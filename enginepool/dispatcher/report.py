@@ -48,6 +48,20 @@ class Reporter:
             workers=[self._worker(slot, desk) for slot in roster.slots],
         )
 
+    def ready_line(self, state: PoolState) -> dict[str, object]:
+        """What the ready descriptor tells once the pool is up."""
+        return {
+            "state": state.value,
+            "endpoint": self._endpoint,
+            "pid": os.getpid(),
+            "pool_id": self._pool_id,
+            "model": self._model,
+            "plan": [
+                {"worker": plan.index, "cpus": list(plan.cpus), "threads": plan.num_threads, "devices": list(plan.devices)}
+                for plan in self._plans
+            ],
+        }
+
     def _worker(self, slot: Slot, desk: Desk) -> WorkerStatus:
         plan = self._plans[slot.index]
         prompt_rate, generation_rate = slot.rates()

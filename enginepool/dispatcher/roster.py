@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from enginepool.errors import ExitCode
 from enginepool.status import Load, PoolState, WorkerState
 
 MAX_BACKOFF_S = 30.0
 RATE_SPAN_S = 5.0
-RESTING = (WorkerState.STOPPED, WorkerState.FAILED)
+FAILURE_EXITS = {"usage": ExitCode.USAGE, "missing": ExitCode.ENGINE_MISSING}
 
 
 class RestartBudget:
@@ -155,3 +156,17 @@ class Roster:
             if slot.state is WorkerState.FAILED and slot.failure:
                 by_reason.setdefault(slot.failure, []).append(str(slot.index))
         return "\n".join(f"worker {', '.join(who)}: {reason}" for reason, who in by_reason.items())
+
+    def failure_text(self) -> str:
+        """Why the pool can not go on: how many were needed, and each failed worker's reason."""
+        ready = self.count(WorkerState.READY)
+        head = "" if not ready else f"{ready} of {len(self.slots)} workers ready, {self.min_ready} needed (min_ready)\n"
+        return head + self.reasons()
+
+
+def failure_code(roster: Roster) -> ExitCode:
+    """The exit code of a pool that has failed: 5 once it was up, else by what kept its workers from booting."""
+    if roster.is_up:
+        return ExitCode.ALL_WORKERS_FAILED
+    kinds = {slot.failure_kind for slot in roster.slots if slot.state is WorkerState.FAILED}
+    return FAILURE_EXITS.get(str(kinds.pop()), ExitCode.START_FAILED) if len(kinds) == 1 else ExitCode.START_FAILED

@@ -79,6 +79,9 @@ class Engine(Protocol):
 
 def hint_for(error: BaseException) -> str:
     """What to do about a failure whose message does not say it."""
-    if "torchvision" in str(error) or "Could not import module" in str(error):
+    text = str(error)
+    if "KV cache" in text or "kv cache" in text:
+        return "; give all CPU workers together more with kv_cache_budget_bytes, or set a smaller max_model_len"
+    if "torchvision" in text or "Could not import module" in text:
         return "; torchvision is built for another torch, remove it: pip uninstall torchvision torchaudio torchcodec"
     return ""
