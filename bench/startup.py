@@ -5,7 +5,9 @@
 - Engines: `Pool(…)` with two workers until it is ready (each has generated a token), ÷ one bare `LLM` with its core in process
   from exec to its first token (`raw_engine.py`), both eager. The bare one gets the environment of the pool's first worker; its
   mask is left alone, so it may load with all cores (`--pin-bare` gives it the first worker's cores too). In turns, after a
-  warm-up of each that fills the page cache.
+  warm-up of each that fills the page cache. Once with a small KV cache a worker and once with the share the pool takes by
+  default: vLLM touches every page of its KV cache while it starts, and on a virtual machine several engines that do so at
+  once slow each other down, which has nothing to do with how they are started.
 - Import and `--help`: wall time of a fresh interpreter, in turns, from fork to exit; for the import the bare interpreter's
   time is subtracted.
 - Dispatcher: resident memory by its own `status`, with echo workers: idle, and while it has passed on 200,000 items. "Flat"
@@ -66,6 +68,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=names, default=list(names))
     parser.add_argument("--model", help="model folder (default: the embedded model)")
     parser.add_argument("--workers", type=int, default=2)
+    kv_help = "KV cache of each engine in MiB; 0 for the pool's default share"
+    parser.add_argument("--kv-mib", type=int, nargs="+", default=[512, 0], help=kv_help)
     parser.add_argument("--pin-bare", action="store_true", help="give the bare LLM only the first worker's cores")
     parser.add_argument("--rounds", type=int, help="engine starts of each kind that count (default 3, quick 1)")
     parser.add_argument("--runs", type=int, help="starts of each interpreter (default 10, quick 3)")
@@ -116,28 +120,31 @@ def _dispatcher(workers: int, items: int) -> None:
 
 
 def _engines(args: argparse.Namespace) -> None:
-    samples: dict[str, list[float]] = {"bare LLM": [], f"pool, {args.workers} workers": []}
+    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
     for number in range(0 if not args.quick else 1, args.rounds + 1):
-        for name, seconds in zip(samples, (_start_bare(args), _start_pool(args)), strict=True):
-            if number:
-                samples[name].append(seconds)
-            print(f"round {number or 'warm-up'}, {name}: {seconds:.1f} s", flush=True)
+        for kv_mib in args.kv_mib:
+            budget = args.workers * kv_mib << 20 if kv_mib else None
+            kv = f"{kv_mib} MiB" if kv_mib else "default share"
+            for name, start in (("bare LLM", _start_bare), (f"pool, {args.workers} workers", _start_pool)):
+                seconds = start(args, budget)
+                if number:
+                    samples[kv, name].append(seconds)
+                print(f"round {number or 'warm-up'}, KV {kv}, {name}: {seconds:.1f} s", flush=True)
     print()
-    print_table(["ready, each with one token generated", "s", "rounds", "÷ bare", "target"], _engine_rows(samples))
+    print_table(["ready, each with one token generated", "KV cache each", "s", "rounds", "÷ bare", "target"], _engine_rows(samples))
 
 
-def _engine_rows(samples: dict[str, list[float]]) -> list[Row]:
-    bare = median(samples["bare LLM"])
+def _engine_rows(samples: dict[tuple[str, str], list[float]]) -> list[Row]:
     rows = []
-    for name, values in samples.items():
-        ratio = median(values) / bare
+    for (kv, name), values in samples.items():
+        ratio = median(values) / median(samples[kv, "bare LLM"])
         verdict = at_most(ratio, 1.3, " × bare") if name.startswith("pool") else ""
-        rows.append([name, f"{median(values):.1f}", spread(values, 1), f"{ratio:.2f}", verdict])
+        rows.append([name, kv, f"{median(values):.1f}", spread(values, 1), f"{ratio:.2f}", verdict])
     return rows
 
 
-def _start_bare(args: argparse.Namespace) -> float:
-    plan = plans(args.workers)[0]
+def _start_bare(args: argparse.Namespace, budget: int | None) -> float:
+    plan = plans(args.workers, kv_cache_bytes=budget)[0]
     cpus: Sequence[int] | None = plan.cpus if args.pin_bare else None
     started = perf_counter()
     with Child("raw_engine.py", env=environment(plan), cpus=cpus) as child:
@@ -145,9 +152,9 @@ def _start_bare(args: argparse.Namespace) -> float:
         return perf_counter() - started
 
 
-def _start_pool(args: argparse.Namespace) -> float:
+def _start_pool(args: argparse.Namespace, budget: int | None) -> float:
     started = perf_counter()
-    with Pool(args.model, workers=args.workers, **ENGINE_ARGS):
+    with Pool(args.model, workers=args.workers, kv_cache_budget_bytes=budget, **ENGINE_ARGS):
         return perf_counter() - started
 
 
