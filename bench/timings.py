@@ -80,7 +80,8 @@ def _parse() -> argparse.Namespace:
 
 def _measure(args: argparse.Namespace, mode: str) -> tuple[Rounds, int]:
     (plan,) = plans(1, "inproc" if mode == "inproc" else "mp", KV_BYTES)
-    spec = EngineSpec(kind="vllm", model=args.model, args=ENGINE_ARGS, engine_core=mode, kv_cache_bytes=plan.kv_cache_bytes)
+    name = Path(args.model).name
+    spec = EngineSpec(kind="vllm", model=args.model, name=name, args=ENGINE_ARGS, engine_core=mode, kv_cache_bytes=plan.kv_cache_bytes)
     rounds: Rounds = []
     outside = 0
     with tempfile.TemporaryDirectory(prefix="bench-timings-") as folder:
