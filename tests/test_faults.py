@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from pathlib import Path
 
 import pytest
-from conftest import is_alive, wait_for
+from conftest import is_alive, kill_when, wait_for
 
 from enginepool import Code, EnginePoolWarning, Output, Pool, PoolLost, PoolState, SamplingParams, WorkerState
 
 
-def _generate_while(pool: Pool, count: int, disturb: object, tokens: int = 40) -> list[Output]:
-    """Run `count` items and `disturb` the pool once about a quarter of them has ended."""
+def _generate_while_killing(pool: Pool, count: int, *pids: int, number: signal.Signals = signal.SIGKILL) -> list[Output]:
+    """Run `count` items and signal the processes once a quarter of the items has ended."""
     base = pool.status().finished
-    outputs: list[Output] = []
-
-    def disturbance() -> None:
-        wait_for(lambda: pool.status().finished - base >= count // 4, "a quarter of the results")
-        assert callable(disturb)
-        disturb()
-
-    helper = threading.Thread(target=disturbance)
-    helper.start()
-    outputs = pool.generate_many([f"item {index:04}" for index in range(count)], SamplingParams(max_tokens=tokens))
-    helper.join()
+    killer = kill_when(lambda: pool.status().finished - base >= count // 4, "a quarter of the results", *pids, number=number)
+    outputs = pool.generate_many([f"item {index:04}" for index in range(count)], SamplingParams(max_tokens=40))
+    killer.join()
     return outputs
 
 
@@ -41,7 +32,7 @@ def test_worker_killed_mid_batch_loses_nothing_and_comes_back(number: signal.Sig
     with Pool(engine="echo", workers=2, step_s=0.002, max_num_seqs=8) as pool:
         victim = pool.status().workers[0].pid
         assert victim is not None
-        outputs = _generate_while(pool, 80, lambda: os.kill(victim, number))
+        outputs = _generate_while_killing(pool, 80, victim, number=number)
         _assert_whole(outputs)
         assert max(output.attempts for output in outputs) == 2
         wait_for(lambda: pool.status().state is PoolState.READY, "the pool's recovery")
@@ -54,7 +45,7 @@ def test_worker_killed_mid_batch_loses_nothing_and_comes_back(number: signal.Sig
 def test_both_workers_killed_at_once_lose_nothing() -> None:
     with Pool(engine="echo", workers=2, step_s=0.002, max_num_seqs=8) as pool:
         victims = [worker.pid for worker in pool.status().workers if worker.pid]
-        _assert_whole(_generate_while(pool, 80, lambda: [os.kill(pid, signal.SIGKILL) for pid in victims]))
+        _assert_whole(_generate_while_killing(pool, 80, *victims))
 
 
 @pytest.mark.parametrize("fault", ["exit", "raise", "segfault", "miscount"])

@@ -40,6 +40,10 @@ class ScriptedEngine:
         return EngineInfo("scripted", 1, 1, 1)
 
     @property
+    def core_pids(self) -> list[int]:
+        return []
+
+    @property
     def has_unfinished(self) -> bool:
         return bool(self.left)
 

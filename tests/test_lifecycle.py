@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import is_alive, tree_of, wait_for
+from conftest import is_alive, kill_when, tree_of, wait_for
 
 from enginepool import Pool, PoolClosed, PoolLost, SamplingParams, StartError
 
@@ -170,13 +170,7 @@ def test_dispatcher_killed_raises_pool_lost_and_leaves_nothing(fresh_run_dir: Pa
 def test_pool_lost_keeps_what_had_finished() -> None:
     with Pool(engine="echo", workers=1, step_s=0.002, max_num_seqs=4) as pool:
         dispatcher = pool.status().pid
-        killer = threading.Thread(
-            target=lambda: (
-                wait_for(lambda: pool.status().finished >= 4, "some results"),
-                os.kill(dispatcher, signal.SIGKILL),
-            )
-        )
-        killer.start()
+        killer = kill_when(lambda: pool.status().finished >= 4, "some results", dispatcher)
         params = [SamplingParams(max_tokens=5 if index < 8 else 10_000_000) for index in range(12)]
         with pytest.raises(PoolLost, match="items had finished") as caught:
             pool.generate_many([f"item {index}" for index in range(12)], params)

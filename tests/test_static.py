@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import wait_for
+from conftest import kill_when, wait_for
 
 from enginepool import Output, Pool, SamplingParams
 
@@ -73,16 +72,10 @@ def test_deadline_in_a_batch_frees_the_rest() -> None:
 
 
 def test_worker_killed_with_a_batch_loses_nothing() -> None:
-    import os
-    import signal
-
     with Pool(engine="echo", workers=2, step_s=0.002, batch_size=8) as pool:
         victim = pool.status().workers[0].pid
         assert victim is not None
-        killer = threading.Thread(
-            target=lambda: (wait_for(lambda: pool.status().in_flight > 8, "two batches"), os.kill(victim, signal.SIGKILL))
-        )
-        killer.start()
+        killer = kill_when(lambda: pool.status().in_flight > 8, "two batches", victim)
         outputs = pool.generate_many([f"item {index}" for index in range(64)], SamplingParams(max_tokens=40))
         killer.join()
     assert all(output.ok for output in outputs)

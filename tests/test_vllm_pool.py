@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for, worker_pids
+from conftest import kill_when, wait_for, worker_pids
 
 from enginepool import Code, EnginePoolWarning, Output, Pool, PoolState, SamplingParams, StructuredOutputsParams
 from enginepool.demo.model import ensure_model
@@ -283,13 +281,8 @@ def test_status_has_engine_counts(pool: Pool) -> None:
 def test_worker_killed_mid_batch_every_item_comes_back_once(pool: Pool) -> None:
     victim = worker_pids(pool)[0]
 
-    def kill() -> None:
-        base = pool.status().finished
-        wait_for(lambda: pool.status().finished > base, "a first result", 60)
-        os.kill(victim, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
+    base = pool.status().finished
+    killer = kill_when(lambda: pool.status().finished > base, "a first result", victim)
     prompts = [f"Item {index}:" for index in range(40)]
     outputs = pool.generate_many(prompts, SamplingParams(max_tokens=48, ignore_eos=True))
     killer.join()
