@@ -218,7 +218,7 @@ def test_failed_download_shows_pips_last_lines(cache: Path, monkeypatch: pytest.
 def test_failed_conversion_leaves_nothing(failure: str | None, expected: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeSteps(monkeypatch)
     monkeypatch.setattr(model, "run_quietly", lambda argv, lock, env: failure)
-    with pytest.raises(StartError, match=f"could not be converted.*enginepool doctor.*{expected}"):
+    with pytest.raises(StartError, match=f"could not be converted.*troubleshooting.*{expected}"):
         model.ensure_model()
     assert left_in(cache) == [".model.lock"]
 

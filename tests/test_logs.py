@@ -137,4 +137,4 @@ def test_worker_log_keeps_the_last_lines() -> None:
 
 
 def test_stamp_tells_time_role_and_pid() -> None:
-    assert re.fullmatch(r"\d\d:\d\d:\d\d worker 1\[42\] ready", stamp("worker 1", 42, "ready"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d worker 1\[42\] ready", stamp("worker 1", 42, "ready"))
