@@ -77,9 +77,12 @@ def test_exception_in_the_with_block_does_not_wait_for_items() -> None:
 def test_garbage_collection_stops_an_embedded_pool() -> None:
     pool = Pool(engine="echo", workers=1)
     pids = _pids(pool)
+    embedded = pool._held.embedded
+    assert embedded is not None
     del pool
     gc.collect()
     assert _all_gone(pids)
+    assert embedded.process.returncode == 0  # it left by itself when its lifeline ended, it was not killed
 
 
 def test_connected_pool_leaves_the_dispatcher_running(fresh_run_dir: Path) -> None:

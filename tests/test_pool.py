@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import warnings
@@ -266,19 +267,19 @@ def test_pool_in_a_forked_child_raises_at_once(echo_pool: Pool) -> None:
     assert echo_pool.generate("from the parent", FIVE).ok
 
 
-def test_interrupted_call_leaves_a_usable_pool(echo_pool: Pool) -> None:
+@pytest.mark.parametrize("call", ["generate", "generate_many"])
+def test_interrupted_call_leaves_a_usable_pool(echo_pool: Pool, call: str) -> None:
     main_thread = threading.get_ident()
 
     def interrupt() -> None:
         wait_for(lambda: echo_pool.status().in_flight > 0, "the call to run")
-        import signal
-
         signal.pthread_kill(main_thread, signal.SIGINT)
 
     helper = threading.Thread(target=interrupt)
     helper.start()
+    endless = SamplingParams(max_tokens=400_000)
     with pytest.raises(KeyboardInterrupt):
-        echo_pool.generate_many(["x"] * 20, SamplingParams(max_tokens=400_000))
+        echo_pool.generate("x", endless) if call == "generate" else echo_pool.generate_many(["x"] * 20, endless)
     helper.join()
-    wait_for(lambda: echo_pool.status().in_flight == 0, "the abort of the interrupted call")
+    wait_for(lambda: echo_pool.status().in_flight == 0, "the abort of the interrupted call", 10)
     assert [output.prompt for output in echo_pool.generate_many(["next"], FIVE)] == ["next"]

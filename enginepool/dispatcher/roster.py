@@ -143,7 +143,7 @@ class Roster:
         self.was_ready = self.was_ready or ready > 0
         if failed == len(self.slots) or (not self.is_up and len(self.slots) - failed < self.min_ready):
             return PoolState.FAILED
-        if not self.is_up and ready + failed == len(self.slots) and ready >= self.min_ready:
+        if ready + failed == len(self.slots):
             self.is_up = True
         if not self.is_up:
             return PoolState.STARTING
