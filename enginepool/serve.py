@@ -20,6 +20,7 @@ from enginepool.dispatcher.loop import Dispatcher
 from enginepool.dispatcher.machine import read_machine
 from enginepool.dispatcher.placement import PlacementRequest, describe, plan_workers
 from enginepool.dispatcher.plan import Plan
+from enginepool.dispatcher.scratch import sweep_scratch
 from enginepool.dispatcher.signals import Signals
 from enginepool.errors import EngineMissing, EnginePoolError, ExitCode, StartError
 from enginepool.handover import EngineSpec
@@ -77,6 +78,7 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
     if settings.engine == "vllm":
         check_vllm(log)
         check_model_path(settings.model)
+    sweep_scratch()
     plan = _make_plan(settings)
     claim = claim_endpoint(settings.endpoint, pool_id)
     try:

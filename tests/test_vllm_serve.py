@@ -77,7 +77,8 @@ def test_torn_weights_fail_with_the_cause_and_no_retry(tmp_path: Path) -> None:
 
 
 def test_engine_core_in_its_own_process(fresh_run_dir: Path) -> None:
-    """Timings hold there too, its death is healed, and a killed dispatcher leaves nothing of it."""
+    """Timings hold there too, its death is healed, and a killed dispatcher leaves nothing of it, shared memory included."""
+    shared_memory = set(os.listdir("/dev/shm"))
     with Pool(workers=1, engine_core="mp", enforce_eager=True, max_model_len=256, max_num_seqs=8, kv_cache_budget_bytes=256 << 20) as pool:
         outputs = pool.generate_many([f"Item {index}:" for index in range(16)], SamplingParams(max_tokens=20, ignore_eos=True))
         for output in outputs:
@@ -88,6 +89,7 @@ def test_engine_core_in_its_own_process(fresh_run_dir: Path) -> None:
             assert told == sorted(told)
         _assert_core_death_is_healed(pool)
         _assert_killed_dispatcher_leaves_nothing(pool)
+    wait_for(lambda: not set(os.listdir("/dev/shm")) - shared_memory, "the removal of shared memory", 10)
 
 
 def _assert_core_death_is_healed(pool: Pool) -> None:

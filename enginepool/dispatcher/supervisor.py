@@ -1,7 +1,8 @@
 """The supervisor: starts worker processes, watches them by pidfd, kills their groups and reaps them.
 
-A worker leads its own process group, so that one signal reaches whatever it has started; the group is killed before
-the leader is reaped, while its number can not yet belong to anybody else.
+A worker leads its own process group, so that whatever it has started can be found; the group is killed before the
+leader is reaped, while its number can not yet belong to anybody else. Only its resource tracker is spared: it ends by
+itself when the others are gone, and removes the shared memory that they left.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
+
+import psutil
 
 from enginepool import handover
 from enginepool.dispatcher.logs import WorkerLog
 from enginepool.dispatcher.plan import WorkerPlan
+from enginepool.dispatcher.scratch import make_scratch, remove_scratch
 from enginepool.handover import WorkerSpec
 
 EXIT_MESSAGES = {
@@ -27,12 +32,13 @@ EXIT_MESSAGES = {
 class WorkerProcess:
     """One started process of a worker slot."""
 
-    def __init__(self, index: int, popen: subprocess.Popen[bytes], log_fd: int) -> None:
+    def __init__(self, index: int, popen: subprocess.Popen[bytes], log_fd: int, scratch: Path) -> None:
         self.index = index
         self.popen = popen
         self.pid = popen.pid
         self.pidfd = os.pidfd_open(popen.pid)
         self.log_fd = log_fd
+        self.scratch = scratch
         self.log = WorkerLog()
         self.exited_at: float | None = None
 
@@ -62,6 +68,7 @@ class Supervisor:
         """Start the process of a slot with its mask and environment in place before exec."""
         plan = self._plans[index]
         spec_fd = handover.put(self._make_spec(index))
+        scratch = make_scratch()
         log_read, log_write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(log_read, False)
         try:
@@ -70,40 +77,57 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=log_write,
                 stderr=log_write,
-                env=child_environment(plan, os.environ),
+                env={"VLLM_RPC_BASE_PATH": str(scratch)} | child_environment(plan, os.environ),
                 pass_fds=(spec_fd,),
                 process_group=0,
                 preexec_fn=_mask_setter(plan.cpus),
             )
         except BaseException:
             os.close(log_read)
+            remove_scratch(scratch)
             raise
         finally:
             os.close(log_write)
             os.close(spec_fd)
-        process = self.processes[index] = WorkerProcess(index, popen, log_read)
+        process = self.processes[index] = WorkerProcess(index, popen, log_read, scratch)
         return process
 
     def kill(self, index: int) -> None:
         """SIGKILL the worker's whole group; the exit is then noticed like any other."""
         process = self.processes.get(index)
         if process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
 
     def reap(self, index: int) -> tuple[str, list[str]]:
         """Kill what is left of an exited worker's group, reap it; returns how it ended and its last log lines."""
         process = self.processes.pop(index)
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process.pid)
         process.read_log()
         process.log.finish()
         code = process.popen.wait()
         os.close(process.log_fd)
         os.close(process.pidfd)
+        remove_scratch(process.scratch)
         return describe_exit(code), list(process.log.tail)
+
+
+def kill_group(pgid: int) -> None:
+    """SIGKILL every process of the group but resource trackers; looks again until no new one turns up."""
+    seen: set[int] = set()
+    while fresh := {pid for pid in psutil.pids() if pid not in seen and _is_member(pid, pgid)}:
+        for pid in fresh:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        seen |= fresh
+
+
+def _is_member(pid: int, pgid: int) -> bool:
+    try:
+        return os.getpgid(pid) == pgid and b"multiprocessing.resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def child_environment(plan: WorkerPlan, environ: Mapping[str, str]) -> dict[str, str]:
