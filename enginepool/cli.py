@@ -71,7 +71,7 @@ def _build_parser(with_settings: bool) -> argparse.ArgumentParser:
         _add_serve_flags(serve)
     _add_client_commands(commands)
     demo = commands.add_parser("demo", help="generate from bundled prompts with the embedded model and show timings")
-    demo.add_argument("--workers", type=int, default=2)
+    demo.add_argument("--workers", type=_count, default=2, help="worker processes (default 2)")
     demo.add_argument("--model", help="another model (default: the embedded one)")
     demo.set_defaults(run=_demo)
     return parser
@@ -105,6 +105,13 @@ def _add_client_commands(commands: Any) -> None:
     stop.set_defaults(run=_stop)
     for command in (status, drain, stop):
         command.add_argument("--endpoint", help="where the pool is (default: ENGINEPOOL_ENDPOINT, else this user's default)")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
 
 
 def _seconds(text: str) -> float:

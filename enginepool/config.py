@@ -18,6 +18,7 @@ from msgspec import Meta
 from enginepool.errors import SettingsError
 
 ENV_PREFIX = "ENGINEPOOL_"
+MAX_WORKERS = 1024
 
 PositiveFloat = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -68,7 +69,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     submit_window: Annotated[PositiveInt, Meta(description="Items one client keeps unfinished in the *_many calls before it waits.")] = 4096
     max_backlog_items: Annotated[PositiveInt, Meta(description="Items that may wait; beyond that submit is refused.")] = 100_000
     max_backlog_bytes: Annotated[PositiveInt, Meta(description="Payload bytes that may wait.")] = 1 << 30
-    max_frame_bytes: Annotated[PositiveInt, Meta(description="Largest request or result of one item.")] = 64 << 20
+    max_frame_bytes: Annotated[int, Meta(ge=1, le=1 << 31), Meta(description="Largest request or result of one item.")] = 64 << 20
     max_items_per_message: Annotated[PositiveInt, Meta(description="Items in one message.")] = 1024
     max_slice: Annotated[PositiveInt, Meta(description="Items handed to a worker in one message (continuous mode).")] = 32
     heartbeat_s: Annotated[PositiveFloat, Meta(description="Interval of the workers' heartbeats.")] = 1.0
@@ -84,6 +85,10 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise SettingsError(f"{name} must be a finite number; got {value}")
+        if self.model == "":
+            raise SettingsError("model is empty; leave it out for the embedded model")
+        if self.workers != "auto" and self.workers > MAX_WORKERS:
+            raise SettingsError(f"workers is at most {MAX_WORKERS}; got {self.workers}")
         if self.workers != "auto" and self.workers < 1:
             raise SettingsError(f"workers must be at least 1, or auto; got {self.workers}")
         if self.batch_timeout_s is not None and self.batch_size is None:

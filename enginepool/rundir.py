@@ -41,7 +41,8 @@ def make_run_dir(environ: Mapping[str, str] = os.environ) -> Path:
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         raise SettingsError(f"run directory {folder} is not a folder of yours; remove it or set ENGINEPOOL_RUN_DIR")
     if stat.S_IMODE(info.st_mode) & 0o077:
-        folder.chmod(0o700)
+        mode = stat.S_IMODE(info.st_mode)
+        raise SettingsError(f"run directory {folder} is open to others (mode {mode:o}); chmod 700 it or set ENGINEPOOL_RUN_DIR")
     return folder
 
 
@@ -75,6 +76,7 @@ class Claim:
         self.endpoint = endpoint
         self.secret = secrets.token_bytes(32)
         self._folder = folder
+        _refuse_foreign_files(endpoint, folder)
         self._lock_path = _lock_path(endpoint, folder)
         self._lock_fd = _take_lock(self._lock_path, endpoint)
         self._secret_path: Path | None = None
@@ -146,6 +148,23 @@ def _is_locked(fd: int) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def _refuse_foreign_files(endpoint: str, folder: Path) -> None:
+    """Raise SettingsError rather than touch a file that no pool has made: its lock holds a pid, its secret 32 bytes."""
+    if not endpoint.startswith("ipc://"):
+        return
+    path = Path(endpoint.removeprefix("ipc://"))
+    beside = {suffix: _beside(endpoint, folder, suffix) for suffix in ("back", "lock", "secret")}
+    is_ours = {
+        path: path.is_socket(),
+        beside["back"]: beside["back"].is_socket(),
+        beside["lock"]: beside["lock"].is_file() and not beside["lock"].read_bytes()[:32].strip(b"0123456789"),
+        beside["secret"]: beside["secret"].is_file() and beside["secret"].stat().st_size == 32,
+    }
+    for file, is_known in is_ours.items():
+        if file.exists() and not is_known:
+            raise SettingsError(f"endpoint {endpoint}: {file} exists and is not a pool's; choose another path")
 
 
 def _stem(endpoint: str) -> str:

@@ -10,8 +10,8 @@ import msgspec
 
 from enginepool.errors import InvalidRequest
 
-_INTERNAL = {"output_kind", "output_text_buffer_length", "skip_clone", "stream_interval", "prompt_logprob_token_ids"}
-_REFUSED = {"prompt_logprob_token_ids"}
+_REFUSED = {"prompt_logprob_token_ids", "prompt_logprob_start"}
+_INTERNAL = {"output_kind", "output_text_buffer_length", "skip_clone", "stream_interval"}
 
 
 class _Unset(int):
@@ -38,7 +38,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
 class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """How to sample. Field for field vLLM 0.32's `SamplingParams`; vLLM's own checks run in the worker.
 
-    Not here: what only streaming uses (`output_kind`, `stream_interval`) and `prompt_logprob_token_ids`.
+    Not here: what only streaming uses (`output_kind`, `stream_interval`), `prompt_logprob_token_ids` and its `…_start`.
     """
 
     n: int = 1
@@ -57,7 +57,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    prompt_logprob_start: int | None = None
     logprob_token_ids: list[int] | None = None
     flat_logprobs: bool = False
     detokenize: bool = True
@@ -137,7 +136,7 @@ def _fields_of_vllm(params: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name in params.__struct_fields__:
         value = getattr(params, name)
-        if name.startswith("_") or (name in _INTERNAL and name not in _REFUSED) or value is getattr(default, name):
+        if name.startswith("_") or name in _INTERNAL or value is getattr(default, name):
             continue
         if name in _REFUSED or name not in SamplingParams.__struct_fields__:
             if value is not None and value != getattr(default, name):

@@ -44,6 +44,7 @@ class Parent(msgspec.Struct, frozen=True):
 
 def run_dispatcher(settings: PoolSettings, parent: Parent) -> ExitCode:
     """Run a pool until it is stopped; every failure before it runs is one log line and one ready line."""
+    _open_standard_fds()
     setproctitle.setproctitle("enginepool dispatcher")
     announcer = Announcer(parent.ready_fd, parent.stages_fd)
     writer = LogWriter()
@@ -64,6 +65,14 @@ def run_dispatcher(settings: PoolSettings, parent: Parent) -> ExitCode:
         announcer.ready({"state": "failed", "error": str(error), "exit_code": int(error.exit_code), "pid": pid})
         log(f"error: {error}")
         return error.exit_code
+
+
+def _open_standard_fds() -> None:
+    """A closed standard descriptor would be given to the next file that is opened, and the log be written into it."""
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:
+        fd = os.open(os.devnull, os.O_RDWR)
+    os.close(fd)
 
 
 def _make_interruptible(parent: Parent) -> None:

@@ -217,7 +217,7 @@ def test_worker_died_puts_items_first_in_line_in_order() -> None:
     office = Office()
     office.submit_seqs(1, 2, 3)
     office.grant(capacity=2)
-    assert office.desk.worker_died(0, "was killed") == (2, 0)
+    assert office.desk.worker_died(0, "was killed") == (2, 0, [])
     assert office.granted_seqs() == [[1, 2, 3]]
 
 
@@ -236,9 +236,9 @@ def test_worker_died_alone_and_suspected_convicts_with_the_story() -> None:
     office = Office()
     office.submit_seqs(1)
     office.grant()
-    assert office.desk.worker_died(0, "was killed by SIGSEGV") == (1, 0)
+    assert office.desk.worker_died(0, "was killed by SIGSEGV") == (1, 0, [])
     office.grant()
-    assert office.desk.worker_died(0, "was killed by SIGSEGV") == (0, 1)
+    assert office.desk.worker_died(0, "was killed by SIGSEGV") == (0, 1, [0, 0])
     assert office.endings == {1: Code.WORKER_LOST}
     assert office.desk.is_idle
 
@@ -501,7 +501,7 @@ class Model:
         self.past_leases += [(worker, number) for number in self.held[worker]]
         size, before = len(self.held[worker]), len(self.office.delivered)
         self.held[worker].clear()
-        retried, _ = self.desk.worker_died(worker, "was killed")
+        retried, _, _ = self.desk.worker_died(worker, "was killed")
         assert retried + len(self.office.delivered) - before == size
 
     def abort(self) -> None:

@@ -137,3 +137,12 @@ def test_full_backlog_is_refused_as_retryable_and_many_waits() -> None:
         assert kinds[0] is type(None)
         outputs = pool.generate_many([f"item {index:04}" for index in range(100)], SamplingParams(max_tokens=10))
         _assert_whole(outputs)
+
+
+def test_several_poison_items_do_not_use_up_the_restart_budget() -> None:
+    with Pool(engine="echo", workers=1, step_s=0.001, max_num_seqs=8) as pool:
+        killer = SamplingParams(max_tokens=10, extra_args={"fault": "exit", "at": 3})
+        params = [killer if index % 30 == 7 else SamplingParams(max_tokens=10) for index in range(120)]
+        with pytest.warns(EnginePoolWarning, match=r"4 of 120 items failed \(4 worker_lost\)"):
+            outputs = pool.generate_many([f"item {index:04}" for index in range(120)], params)
+        assert [output.index for output in outputs if not output.ok] == [7, 37, 67, 97]

@@ -15,7 +15,7 @@ import enginepool
 
 ROOT = Path(enginepool.__file__).parent
 LADDER = [
-    {"errors"},
+    {"errors", "lifeline"},
     {"config", "clock", "status", "sampling", "payload", "protocol", "handover", "rundir"},
     {"transport"},
     {"client", "dispatcher", "worker"},

@@ -58,7 +58,7 @@ def test_kv_bytes_follow_the_budget(machine: Machine, environ: dict[str, str], s
         pytest.param(_small(), {KV: "-1"}, {}, f"{KV} is '-1'", id="negative"),
         pytest.param(_small(), {KV: "nan"}, {}, f"{KV} is 'nan'", id="nan"),
         pytest.param(_small(), {KV: "1e308"}, {}, f"{KV} is '1e308'", id="endless"),
-        pytest.param(_small(), {}, {"kv_cache_bytes": -5}, "kv_cache_bytes is -5", id="setting-negative"),
+        pytest.param(_small(), {}, {"kv_cache_bytes": -5}, "kv_cache_budget_bytes is -5", id="setting-negative"),
         pytest.param(_small(memory_limit_bytes=3 * GIB), {KV: "64"}, {}, "64.0 GiB of KV cache, more than the 3.0 GiB", id="beyond-memory"),
         pytest.param(
             _big(), {KV: "20"}, {"cpu_affinity": "0"}, "node 0 20.0 GiB of KV cache each, but the node has 16.0", id="beyond-node"

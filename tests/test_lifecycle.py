@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import is_alive, kill_when, tree_of, wait_for
 
-from enginepool import Pool, PoolClosed, PoolLost, SamplingParams, StartError
+from enginepool import EnginePoolWarning, Pool, PoolClosed, PoolLost, SamplingParams, StartError
 
 FIVE = SamplingParams(max_tokens=5)
 SCRIPT = """
@@ -55,9 +55,8 @@ def test_close_without_drain_returns_at_once() -> None:
     future = pool.submit("endless", SamplingParams(max_tokens=10_000_000))
     wait_for(lambda: pool.status().in_flight == 1, "the item to run")
     pool.close(drain=False)
-    error = future.result(timeout=0).error
-    assert error is not None
-    assert error.is_retryable
+    with pytest.raises(PoolClosed):
+        future.result(timeout=0)
 
 
 def test_exception_in_the_with_block_does_not_wait_for_items() -> None:
@@ -200,3 +199,94 @@ def test_interrupted_start_leaves_nothing(fresh_run_dir: Path) -> None:
         Pool(engine="echo", workers=1, hang_start=[0])
     helper.join()
     wait_for(lambda: not list(fresh_run_dir.iterdir()), "the clean-up", 5)
+
+
+def test_close_waits_for_a_call_that_still_submits() -> None:
+    pool = Pool(engine="echo", workers=1, submit_window=2)
+    outputs: list[object] = []
+    started = threading.Event()
+
+    def call() -> None:
+        started.set()
+        outputs.extend(pool.generate_many([f"item {index}" for index in range(500)], FIVE))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    started.wait()
+    wait_for(lambda: pool.status().finished > 0, "a first result")
+    pool.close()
+    caller.join()
+    assert len(outputs) == 500
+
+
+def test_close_without_drain_ends_another_threads_call_as_closed() -> None:
+    pool = Pool(engine="echo", workers=1, step_s=0.01)
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            pool.generate_many(["endless"] * 4, SamplingParams(max_tokens=10_000_000))
+        except PoolClosed as error:
+            raised.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    wait_for(lambda: pool.status().in_flight == 4, "the call to run")
+    pool.close(drain=False)
+    caller.join()
+    assert len(raised) == 1
+
+
+def test_interrupted_close_still_stops_the_pool() -> None:
+    pool = Pool(engine="echo", workers=1, step_s=0.01)
+    pids = _pids(pool)
+    future = pool.submit("endless", SamplingParams(max_tokens=10_000_000))
+    main_thread = threading.get_ident()
+    with Pool.connect(pool.endpoint) as watcher:
+        wait_for(lambda: watcher.status().in_flight == 1, "the item to run")
+        interrupter = threading.Timer(0.2, lambda: signal.pthread_kill(main_thread, signal.SIGINT))
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            pool.close(drain=True)
+        interrupter.join()
+        watcher.close(drain=False)
+    assert future.done()
+    assert _all_gone(pids)
+
+
+def test_close_does_not_wait_for_what_a_call_has_given_up() -> None:
+    pool = Pool(engine="echo", workers=1, step_s=0.001, drain_timeout_s=60.0)
+    hang = SamplingParams(max_tokens=10, extra_args={"fault": "hang", "at": 3})
+    with pytest.warns(EnginePoolWarning, match="1 timeout"):
+        pool.generate_many(["hung"], hang, timeout_s=0.3)
+    assert pool._connection.num_pending == 0
+    pool.close(drain=True)
+
+
+def test_pool_in_a_host_without_standard_descriptors() -> None:
+    command = f'exec "{sys.executable}" -c "$0" <&- >&-'
+    script = SCRIPT.replace("print(", "assert (").replace(", flush=True)", ")")
+    subprocess.run(["bash", "-c", command, script], check=True, timeout=60)
+
+
+def test_pool_does_not_import_from_the_current_folder(tmp_path: Path) -> None:
+    for name in ("zmq", "selectors", "enginepool"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a file of the current folder was imported')")
+    script = tmp_path / "elsewhere" / "script.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("hello")
+
+
+def test_worker_that_is_still_starting_dies_with_its_dispatcher(fresh_run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys, time\nif 'enginepool.worker.main' in sys.orig_argv: time.sleep(600)\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "enginepool", "serve", "--engine", "echo"], env=environment, stderr=subprocess.DEVNULL
+    )
+    wait_for(lambda: len(tree_of(process.pid)) == 2, "the worker's start")
+    worker = tree_of(process.pid)[1]
+    process.kill()
+    process.wait()
+    wait_for(lambda: not is_alive(worker), "the worker's end", 5)

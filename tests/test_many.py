@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import warnings
@@ -106,6 +107,12 @@ class FakeConnection:
 
     def next_seq(self) -> int:
         return next(self._seqs)
+
+    def call(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def give_up(self, seqs: list[int]) -> None:
+        self.aborted += seqs
 
     def submit(self, tickets: Sequence[Ticket], items: list[SubmitItem], frames: Sequence[bytes]) -> None:
         assert len(self.sizes) < 1000, "the call sends the same items for ever"

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -109,6 +109,9 @@ def test_params_one_bad_among_many_fails_its_item(echo_pool: Pool) -> None:
         pytest.param({"request_ids": "ab"}, "request_ids", id="ids as text"),
         pytest.param({"priorities": [1, 2, 3]}, "priorities has 3", id="too many priorities"),
         pytest.param({"on_error": "ignore"}, "on_error", id="on_error"),
+        pytest.param({"timeout_s": float("nan")}, "timeout_s", id="timeout not a number"),
+        pytest.param({"deadline_s": 10**400}, "deadline_s", id="endless deadline"),
+        pytest.param({"request_ids": iter("ab")}, "request_ids", id="ids as generator"),
     ],
 )
 def test_a_call_without_meaning_raises(echo_pool: Pool, call: dict[str, Any], match: str) -> None:
@@ -169,6 +172,26 @@ def test_cancel_aborts_one_item_and_leaves_its_neighbours(echo_pool: Pool) -> No
     assert doomed.cancelled()
     assert neighbour.result(timeout=20).ok
     wait_for(lambda: echo_pool.status().in_flight == 0, "the abort")
+
+
+def test_waiting_for_a_cancelled_future_ends(echo_pool: Pool) -> None:
+    future = echo_pool.submit("doomed", SamplingParams(max_tokens=400_000))
+    assert future.cancel()
+    assert future.cancel()
+    assert wait([future], timeout=10).done == {future}
+
+
+def test_waiting_call_inside_a_callback_is_refused_and_submit_works(echo_pool: Pool) -> None:
+    told: list[Any] = []
+
+    def callback(_: object) -> None:
+        with pytest.raises(InvalidRequest, match="callback"):
+            echo_pool.generate("would wait for itself", FIVE)
+        told.append(echo_pool.submit("fine", FIVE))
+
+    echo_pool.submit("first", FIVE).add_done_callback(callback)
+    wait_for(lambda: told, "the callback")
+    assert told[0].result(timeout=20).ok
 
 
 def test_submit_resolves_to_an_output_also_for_a_bad_item(echo_pool: Pool) -> None:

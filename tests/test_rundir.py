@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,9 +62,12 @@ def test_make_run_dir_is_private(environ: dict[str, str]) -> None:
     assert _mode(make_run_dir(environ)) == 0o700
 
 
-def test_make_run_dir_closes_an_open_one(environ: dict[str, str]) -> None:
-    run_dir(environ).mkdir(mode=0o755)
-    assert _mode(make_run_dir(environ)) == 0o700
+def test_make_run_dir_open_to_others_is_refused_and_left_alone(environ: dict[str, str]) -> None:
+    run_dir(environ).mkdir()
+    run_dir(environ).chmod(0o1777)
+    with pytest.raises(SettingsError, match="open to others .mode 1777.*chmod 700"):
+        make_run_dir(environ)
+    assert _mode(run_dir(environ)) == 0o1777
 
 
 def test_make_run_dir_of_another_user_is_refused(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,11 +165,30 @@ def test_claim_after_release_is_free_again(environ: dict[str, str], claims: list
 
 def test_claim_over_what_a_dead_pool_left_behind(environ: dict[str, str], claims: list[Claim]) -> None:
     folder = make_run_dir(environ)
-    for name in ("default.sock", "default.sock.back", "default.sock.lock", "default.sock.secret"):
-        (folder / name).write_bytes(b"99999")
+    for name in ("default.sock", "default.sock.back"):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(folder / name))
+    (folder / "default.sock.lock").write_bytes(b"99999")
+    (folder / "default.sock.secret").write_bytes(b"s" * 32)
     claims.append(claim_endpoint(None, "pool-1", environ))
     _serve(claims[0])
     assert read_secret(claims[0].endpoint, environ) == claims[0].secret
+
+
+@pytest.mark.parametrize("suffix", ["", ".back", ".lock", ".secret"])
+def test_claim_beside_a_file_of_the_users_is_refused_and_touches_nothing(environ: dict[str, str], tmp_path: Path, suffix: str) -> None:
+    precious = tmp_path / f"data{suffix}"
+    precious.write_text("precious")
+    with pytest.raises(SettingsError, match="exists and is not a pool's"):
+        claim_endpoint(f"ipc://{tmp_path}/data", "pool-1", environ)
+    assert precious.read_text() == "precious"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("data")] == [precious.name]
+
+
+def test_claim_of_a_folder_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SettingsError, match="exists and is not a pool's"):
+        claim_endpoint(f"ipc://{tmp_path}/folder", "pool-1", environ)
 
 
 def test_claim_in_a_folder_that_is_missing_is_refused(environ: dict[str, str], tmp_path: Path) -> None:

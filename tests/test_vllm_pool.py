@@ -217,6 +217,8 @@ BAD_ITEMS: list[tuple[str, Any, Any]] = [
     ("unknown type", "x", {"structured_outputs": {"json": {"type": "objec"}}}),
     ("broken schema text", "x", {"structured_outputs": {"json": '{"type":'}}),
     ("undefined rule", "x", {"structured_outputs": {"grammar": "root ::= undefined_rule"}}),
+    ("malformed detection", "x", {"repetition_detection": {"a": 1}}),
+    ("odd extra argument", "x", {"extra_args": {"kv_transfer_params": 5}}),
     ("two formats", "x", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
 ]
 
@@ -244,6 +246,11 @@ def test_bad_grammar_after_a_good_one_and_before(pool: Pool, first: str) -> None
     outputs = [pool.generate("x", SamplingParams(max_tokens=4, structured_outputs=one)) for one in order]
     assert [output.ok for output in outputs] == [one is good for one in order]
     assert pool.generate("plain", GREEDY).ok
+
+
+def test_repetition_detection_reaches_the_engine(pool: Pool) -> None:
+    detection = {"max_pattern_size": 3, "min_pattern_size": 1, "min_count": 2}
+    assert pool.generate("x", {"max_tokens": 8, "repetition_detection": detection}).ok
 
 
 def test_odd_but_legal_prompts_run(pool: Pool) -> None:

@@ -11,8 +11,8 @@ import os
 import threading
 import uuid
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -62,6 +62,7 @@ class Connection:
         self._pidfd: int | None = None
         self._error: EnginePoolError | None = None
         self._is_closing = False
+        self._num_calls = 0
         self._is_welcome = threading.Event()
         self._thread = threading.Thread(target=self._run, name="enginepool-client", daemon=True)
         self._thread.start()
@@ -103,9 +104,15 @@ class Connection:
         if seqs and self._error is None and not self._is_closing:
             self._dealer.send([encode(Abort(seqs))])
 
-    def post(self, message: Message) -> None:
+    def give_up(self, seqs: list[int]) -> None:
+        """Nobody wants these items any more: end them and forget them."""
+        self.abort(seqs)
+        self.forget(seqs)
+
+    def post(self, message: Message, *, even_if_abandoned: bool = False) -> None:
         """Send a message that has no answer."""
-        self._check()
+        if not (even_if_abandoned and isinstance(self.error, PoolClosed)):
+            self._check()
         self._dealer.send([encode(message)])
 
     def status(self, timeout_s: float = 10.0) -> PoolStatus:
@@ -121,10 +128,40 @@ class Connection:
             raise self._error or PoolLost(f"the pool at {self.endpoint} did not answer within {timeout_s:g} s")
         return answer[0]
 
-    def wait_idle(self, timeout_s: float | None) -> bool:
-        """Wait until nothing is pending; False at the timeout."""
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around a call that has items still to submit: `wait_idle` waits for it too."""
         with self.changed:
-            return self.changed.wait_for(lambda: not self._pending or self._error is not None, timeout_s)
+            self._num_calls += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self._num_calls -= 1
+                self.changed.notify_all()
+
+    def forget(self, seqs: Iterable[int]) -> None:
+        """Nobody waits for these items any more; what still comes for them is dropped."""
+        for seq in seqs:
+            self._pending.pop(seq, None)
+
+    def wait_idle(self, timeout_s: float | None) -> bool:
+        """Wait until nothing is pending and no call runs; False at the timeout."""
+
+        def is_idle() -> bool:
+            return (not self._pending and not self._num_calls) or self._error is not None
+
+        with self.changed:
+            return self.changed.wait_for(is_idle, timeout_s)
+
+    def abandon(self) -> None:
+        """End all that waits with PoolClosed, from whatever thread."""
+        self._lose(PoolClosed("the pool was closed while calls were waiting"))
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether this is the receiving thread, which must not wait for what only it can receive."""
+        return threading.current_thread() is self._thread
 
     def wait_lost(self, timeout_s: float | None) -> bool:
         """Wait until the dispatcher has gone; False at the timeout."""
@@ -137,8 +174,13 @@ class Connection:
             self._is_closing = True
             with suppress(OSError):
                 self._dealer.wake()
-        if threading.current_thread() is not self._thread:
+        if not self.is_own_thread:
             self._thread.join(5)
+
+    @property
+    def _is_gone(self) -> bool:
+        """Whether nobody is at the other end; a goodbye would only be waited for in vain."""
+        return self.error is not None and not isinstance(self.error, PoolClosed)
 
     def _check(self) -> None:
         if error := self.error:
@@ -152,8 +194,8 @@ class Connection:
         try:
             self._serve()
         finally:
-            is_gone = self._error is not None
-            self._lose(PoolClosed("the pool was closed while calls were waiting"))
+            is_gone = self._is_gone
+            self.abandon()
             self._dealer.close(linger_ms=0 if is_gone else 1000)
             if self._pidfd is not None:
                 os.close(self._pidfd)
@@ -169,7 +211,7 @@ class Connection:
             if lost_at is not None and monotonic() - lost_at > LOSS_GRACE_S:
                 self._lose(PoolLost(f"the pool's dispatcher (pid {self.welcome.pid}) at {self.endpoint} is gone; start it again"))
                 lost_at = None
-        if self.error is None:
+        if not self._is_gone:
             self._dealer.send([encode(Bye())])
 
     def _receive(self) -> None:

@@ -6,6 +6,7 @@ script without a main guard, a notebook cell and `python - < script` all work.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import selectors
 import signal
@@ -27,38 +28,40 @@ class EmbeddedDispatcher:
     """The dispatcher process that this program owns."""
 
     def __init__(self, settings: PoolSettings, *, progress: bool) -> None:
-        self._settings = settings
         self._owner_pid = os.getpid()
-        lifeline_read, self._lifeline_fd = os.pipe2(os.O_CLOEXEC)
-        self._ready_fd, ready_write = os.pipe2(os.O_CLOEXEC)
-        self._stages_fd, stages_write = os.pipe2(os.O_CLOEXEC)
-        settings_fd = handover.put(settings)
-        fds = {"settings": settings_fd, "ready": ready_write, "stages": stages_write, "lifeline": lifeline_read}
-        try:
-            argv = [sys.executable, "-m", "enginepool", "serve", "--die-with-parent", "--parent-pid", str(os.getpid())]
-            for name, fd in fds.items():
-                argv += [f"--{name}-fd", str(fd)]
-            self.process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0, pass_fds=tuple(fds.values())
-            )
-        finally:
-            for fd in fds.values():
-                os.close(fd)
+        self._lifeline_fd = self._ready_fd = self._stages_fd = -1
+        self.process: subprocess.Popen[bytes] | None = None
         view = LoadingView(is_shown=progress)
         try:
+            self._start(settings)
             self.ready = self._wait_ready(view)
         except BaseException:
             self.kill()
             raise
         finally:
             view.close()
-            os.close(self._ready_fd)
-            os.close(self._stages_fd)
+            _close(self._ready_fd, self._stages_fd)
+
+    def _start(self, settings: PoolSettings) -> None:
+        lifeline_read, self._lifeline_fd = _pipe()
+        self._ready_fd, ready_write = _pipe()
+        self._stages_fd, stages_write = _pipe()
+        fds = {"settings": _above_standard(handover.put(settings)), "ready": ready_write, "stages": stages_write, "lifeline": lifeline_read}
+        argv = [sys.executable, "-P", "-m", "enginepool", "serve", "--die-with-parent", "--parent-pid", str(os.getpid())]
+        for name, fd in fds.items():
+            argv += [f"--{name}-fd", str(fd)]
+        try:
+            self.process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0, pass_fds=tuple(fds.values())
+            )
+        finally:
+            _close(*fds.values())
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the dispatcher's exit; False at the timeout."""
         try:
-            self.process.wait(timeout_s)
+            if self.process is not None:
+                self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
         self._close_lifeline()
@@ -67,7 +70,7 @@ class EmbeddedDispatcher:
     def kill(self) -> None:
         """End it now: the lifeline's end makes it kill its workers; should it not react, it is killed and they follow."""
         self._close_lifeline()
-        if os.getpid() != self._owner_pid or self.process.returncode is not None:
+        if self.process is None or os.getpid() != self._owner_pid or self.process.returncode is not None:
             return
         if not self.wait(KILL_WAIT_S):
             with suppress(ProcessLookupError):
@@ -76,8 +79,7 @@ class EmbeddedDispatcher:
 
     def _close_lifeline(self) -> None:
         fd, self._lifeline_fd = self._lifeline_fd, -1
-        if fd >= 0:
-            os.close(fd)
+        _close(fd)
 
     def _wait_ready(self, view: LoadingView) -> dict[str, Any]:
         """Read stages until the one ready line comes; silence for longer than the start limit ends the wait."""
@@ -101,11 +103,13 @@ class EmbeddedDispatcher:
                             view.stage(told["worker"], told["stage"])
         line = msgspec.json.decode(ready)
         if "error" in line:
+            assert self.process is not None
             self.process.wait()
             raise _error_for(int(line["exit_code"]), str(line["error"]))
         return dict(line)
 
     def _died_early(self) -> errors.PoolError:
+        assert self.process is not None
         code = self.process.wait()
         return errors.StartError(f"the dispatcher ended with status {code} before the pool was up; its messages are on stderr")
 
@@ -117,3 +121,23 @@ def _error_for(exit_code: int, text: str) -> errors.EnginePoolError:
         errors.ExitCode.ENGINE_MISSING: errors.EngineMissing,
     }
     return kinds.get(exit_code, errors.StartError)(text)
+
+
+def _pipe() -> tuple[int, int]:
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    return _above_standard(read_fd), _above_standard(write_fd)
+
+
+def _above_standard(fd: int) -> int:
+    """Where the host has closed a standard descriptor, a new one takes its number, and the child's own would overwrite it."""
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)

@@ -22,8 +22,11 @@ class OutputFuture(Future[Output]):
 
     def cancel(self) -> bool:
         """Abort the request; False when it has ended already."""
+        if self.cancelled():
+            return True
         is_cancelled = super().cancel()
         if is_cancelled:
+            self.set_running_or_notify_cancel()  # `wait` and `as_completed` are only told by this
             self.on_cancel()
         return is_cancelled
 

@@ -58,7 +58,7 @@ class ManyCall:
         """Run to the end. Raises PoolLost, with what has finished in its `outputs`, when the pool is gone."""
         collector = self._collector
         try:
-            with make_view(len(self._prompts), is_shown=progress) as view:
+            with self._connection.call(), make_view(len(self._prompts), is_shown=progress) as view:
                 while not collector.is_done.is_set() and not self._is_late():
                     self._submit_what_fits()
                     self._wait(TICK_S if progress else None)
@@ -154,7 +154,8 @@ class ManyCall:
 
     def _abort_left(self) -> None:
         outputs = self._collector.outputs
-        self._connection.abort([seq for index, seq in self._seqs.items() if outputs[index] is None])
+        left = [seq for index, seq in self._seqs.items() if outputs[index] is None]
+        self._connection.give_up(left)
 
     def _fill_left(self, error: ItemError) -> None:
         """At the timeout: what is missing gets its error here; a late result finds its place taken."""

@@ -22,6 +22,7 @@ from enginepool.client.requests import (
     Prompt,
     check_deadline,
     check_priority,
+    check_seconds,
     encode_item,
     encode_sampling,
     list_prompts,
@@ -123,8 +124,9 @@ class Pool:
     def _hold(self, connection: Connection, embedded: EmbeddedDispatcher | None) -> None:
         self._held = _Held(connection, embedded)
         self._connection = connection
-        self._closing = threading.Lock()
+        self._closing = threading.RLock()  # a signal handler may close in the middle of a close
         self._is_closed = False
+        self._is_released = False
         self._finalizer = weakref.finalize(self, self._held.release)
 
     @property
@@ -145,11 +147,12 @@ class Pool:
     def generate(self, prompt: Prompt, params: Params = None) -> Output:
         """Run one prompt and return its Output (look at `ok`). Raises PoolLost, PoolClosed, InvalidRequest."""
         waiter = Waiter()
+        self._usable()
         seq = self._start(waiter, prompt, params, None, 0, None)
         try:
             return waiter.wait()
         except BaseException:
-            self._connection.abort([seq])
+            self._connection.give_up([seq])
             raise
 
     def generate_many(
@@ -175,6 +178,7 @@ class Pool:
         if on_error not in ("return", "raise"):
             raise InvalidRequest(f"on_error is 'return' or 'raise', not {on_error!r}")
         items = list_prompts(prompts)
+        timeout_s = check_seconds("timeout_s", timeout_s)
         if not isinstance(priorities, Sequence):
             check_priority(priorities)
         if not isinstance(deadline_s, Sequence):
@@ -207,7 +211,8 @@ class Pool:
         """Start one prompt and return at once. `cancel()` on the future aborts it; a full backlog raises Overloaded from it."""
         future = OutputFuture()
         seq = self._start(future, prompt, params, request_id, priority, deadline_s)
-        future.on_cancel = lambda: self._connection.abort([seq])
+        connection = self._connection
+        future.on_cancel = lambda: connection.give_up([seq])
         return future
 
     def status(self) -> PoolStatus:
@@ -215,20 +220,34 @@ class Pool:
         return self._usable().status()
 
     def close(self, drain: bool = True) -> None:
-        """Finish this client's items (or with `drain=False` abort them), then let go; an embedded pool stops. May be called twice."""
+        """Finish this client's items and calls, then let go; an embedded pool stops. May be called twice, from any thread.
+
+        With `drain=False` whatever still waits ends with PoolClosed at once, also when another thread's `close` is draining.
+        """
+        if os.getpid() != self._held.pid:
+            return
+        if not drain:
+            self._is_closed = True
+            self._connection.abandon()
         with self._closing:
-            if self._is_closed or os.getpid() != self._held.pid:
+            if self._is_released:
                 return
             self._is_closed = True
-            connection, embedded = self._connection, self._held.embedded
-            if drain:
-                connection.wait_idle(self._drain_timeout_s)
-            if embedded is not None:
-                self._stop(connection, embedded)
-            connection.close()
-            if embedded is not None:
-                embedded.kill()
-            self._finalizer.detach()
+            try:
+                if drain:
+                    self._connection.wait_idle(self._drain_timeout_s)
+            finally:  # an interrupt of the drain must not leave the pool running
+                self._is_released = True
+                self._release()
+
+    def _release(self) -> None:
+        connection, embedded = self._connection, self._held.embedded
+        if embedded is not None:
+            self._stop(connection, embedded)
+        connection.close()
+        if embedded is not None:
+            embedded.kill()
+        self._finalizer.detach()
 
     def __enter__(self) -> Pool:
         return self
@@ -241,9 +260,11 @@ class Pool:
 
     def _start(self, sink: Sink, prompt: Prompt, params: Params, request_id: str | None, priority: int, deadline_s: float | None) -> int:
         """Send one item whose result goes to `sink`; returns its number."""
-        connection = self._usable()
+        connection = self._usable(waits=False)
         check_priority(priority)
         check_deadline(deadline_s)
+        if request_id is not None and not isinstance(request_id, str):
+            raise InvalidRequest(f"request_id is text, not {request_id!r:.40}")
         seq, now = connection.next_seq(), monotonic()
         encoded = encode_item(prompt, encode_sampling(params), connection.welcome.limits.max_frame_bytes)
         ticket = Ticket(seq, 0, str(seq) if request_id is None else request_id, None, None, now, sink)
@@ -256,17 +277,19 @@ class Pool:
 
     def _stop(self, connection: Connection, embedded: EmbeddedDispatcher) -> None:
         try:
-            connection.post(Stop())
+            connection.post(Stop(), even_if_abandoned=True)
         except (PoolError, PoolClosed):
             return
         if embedded.wait(self._shutdown_timeout_s + 2):
             connection.wait_lost(1.0)  # its last results are read before it is let go
 
-    def _usable(self) -> Connection:
+    def _usable(self, *, waits: bool = True) -> Connection:
         if os.getpid() != self._held.pid:
             raise ForkedPool("this Pool belongs to the parent process; in a forked child use Pool.connect(endpoint)")
         if self._is_closed:
             raise PoolClosed("the pool is closed; make a new one or connect again")
+        if self._connection.is_own_thread and waits:
+            raise InvalidRequest("a future's callback must not wait for the pool: it runs on the thread that receives; use submit")
         return self._connection
 
 
@@ -285,7 +308,7 @@ def _one_model(model: str | os.PathLike[str] | None, engine_args: dict[str, Any]
 def _checked_ids(request_ids: Sequence[str] | None) -> Sequence[str] | None:
     if request_ids is None:
         return None
-    if isinstance(request_ids, str) or not all(isinstance(name, str) for name in request_ids):
+    if isinstance(request_ids, str) or not isinstance(request_ids, Sequence) or not all(isinstance(name, str) for name in request_ids):
         raise InvalidRequest("request_ids is a list with one string a prompt")
     return request_ids
 

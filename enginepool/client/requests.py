@@ -5,7 +5,6 @@ An item that can't be encoded fails alone, before anything of it is sent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -39,6 +38,7 @@ class Encoded(msgspec.Struct, frozen=True):
 
 
 MAX_KNOWN = 256
+MAX_SECONDS = 1e9
 _KNOWN: dict[bytes, EncodedParams] = {}
 
 
@@ -124,10 +124,15 @@ def check_priority(value: Any) -> int:
 
 def check_deadline(value: Any) -> float | None:
     """A deadline in seconds from now, or None. Raises InvalidRequest."""
+    return check_seconds("deadline_s", value)
+
+
+def check_seconds(name: str, value: Any) -> float | None:
+    """A finite, not negative number of seconds, or None. Raises InvalidRequest."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InvalidRequest(f"deadline_s is a finite number of seconds from now, not {value!r:.40}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SECONDS:
+        raise InvalidRequest(f"{name} is a finite number of seconds from now, not {value!r:.40}")
     return float(value)
 
 

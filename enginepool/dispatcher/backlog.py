@@ -14,6 +14,7 @@ from enginepool.errors import ItemError
 from enginepool.status import ItemState
 
 ClientId = bytes
+MIN_STALE = 256
 
 
 class Item:
@@ -25,6 +26,7 @@ class Item:
         "client",
         "deadline",
         "deaths",
+        "died_in",
         "last_worker",
         "lease",
         "leased",
@@ -56,6 +58,7 @@ class Item:
         self.state = ItemState.QUEUED
         self.attempts = 0
         self.deaths = 0
+        self.died_in: list[int] = []
         self.lease: int | None = None
         self.leased: float | None = None
         self.last_worker: int | None = None
@@ -113,6 +116,7 @@ class Backlog:
         self._order: list[int] = []
         self._isolated: deque[Item] = deque()
         self._deadlines: list[tuple[float, int, Item]] = []
+        self._num_stale = 0
 
     def __len__(self) -> int:
         return self._num_items
@@ -187,6 +191,16 @@ class Backlog:
             if item.state is not ItemState.FINISHED:
                 late.append(item)
         return late
+
+    def forget_deadline(self, item: Item) -> None:
+        """An item has ended; once most deadlines belong to such items, drop them, for a far deadline would keep them long."""
+        if item.deadline == math.inf:
+            return
+        self._num_stale += 1
+        if self._num_stale > MIN_STALE and self._num_stale * 2 > len(self._deadlines):
+            self._deadlines = [entry for entry in self._deadlines if entry[2].state is not ItemState.FINISHED]
+            heapq.heapify(self._deadlines)
+            self._num_stale = 0
 
     def next_deadline(self) -> float:
         """When `due` is worth calling again, or infinity."""

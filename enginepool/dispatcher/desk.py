@@ -103,16 +103,22 @@ class Desk:
                 error = item.abort_error or error
             self._end(item, payload, error)
 
-    def worker_died(self, worker: int, how: str) -> tuple[int, int]:
-        """Put a dead worker's items back or fail the killer; returns how many were put back and failed."""
-        verdict = judge(self.leases.revoke(worker))
+    def worker_died(self, worker: int, how: str) -> tuple[int, int, list[int]]:
+        """Put a dead worker's items back or fail the killer.
+
+        Returns how many were put back, how many failed, and the workers whose earlier deaths the failed ones explain.
+        """
+        lost = self.leases.revoke(worker)
+        for item in lost:
+            item.died_in.append(worker)
+        verdict = judge(lost)
         retried = self._put_back(verdict.retried, alone=False) + self._put_back(verdict.isolated, alone=True)
         num_failed = 0
         for item in verdict.convicted:
             num_failed += item.abort_error is None
             text = f"worker {worker} {how} while this item ran alone in it; it was in {item.deaths} worker deaths, {item.attempts} attempts"
             self._end(item, b"", item.abort_error or ItemError(Code.WORKER_LOST, text))
-        return retried, num_failed
+        return retried, num_failed, [index for item in verdict.convicted for index in item.died_in]
 
     def close(self, error: ItemError) -> int:
         """End everything that is left with `error`; returns how many that were."""
@@ -186,6 +192,7 @@ class Desk:
     def _end(self, item: Item, payload: bytes, error: ItemError | None) -> None:
         item.state = ItemState.FINISHED
         item.payload = b""
+        self.backlog.forget_deadline(item)
         mine = self._items[item.client]
         del mine[item.seq]
         if not mine:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from enginepool.clock import monotonic
 from enginepool.dispatcher.backlog import Item
 from enginepool.dispatcher.desk import Desk
 from enginepool.errors import Code, ItemError
@@ -84,8 +85,8 @@ class Front:
         """How many clients are connected."""
         return len(self._by_peer)
 
-    def receive(self, now: float) -> None:
-        """Handle what has arrived, a bounded number of messages at a time."""
+    def receive(self) -> None:
+        """Handle what has arrived, a bounded number of messages at a time; each is stamped as it is read."""
         for _ in range(MAX_MESSAGES_A_TURN):
             received = self.router.receive()
             if received is None:
@@ -97,7 +98,7 @@ class Front:
                 self._cut_off(peer, f"a message could not be read: {error}")
                 continue
             if message is not None:
-                self._handle(peer, message, frames[1:], now)
+                self._handle(peer, message, frames[1:], monotonic())
 
     def deliver(self, item: Item, payload: bytes, error: ItemError | None) -> None:
         """Collect a result for its client; `flush` sends it."""
@@ -155,6 +156,8 @@ class Front:
         elif not hmac.compare_digest(hello.secret, self._secret):
             self._send(peer, Rejected("the secret is not this pool's: the endpoint belongs to another pool now"))
         else:
+            if (before := self._by_peer.get(peer)) is not None:
+                self._drop(before)
             pidfd = _open_pidfd(hello.pid)
             session = Session(peer, hello.client_id, hello.pid, pidfd)
             self._by_peer[peer] = self._by_client[hello.client_id] = session
@@ -204,5 +207,5 @@ class Front:
 def _open_pidfd(pid: int | None) -> int | None:
     try:
         return None if pid is None else os.pidfd_open(pid)
-    except OSError:
+    except (OSError, OverflowError):
         return None

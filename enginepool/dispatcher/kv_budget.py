@@ -52,9 +52,9 @@ def format_bytes(number: int) -> str:
 
 def _stated_budget(request: PlacementRequest) -> tuple[int, str] | None:
     if request.kv_cache_bytes is not None and request.kv_cache_bytes < 0:
-        raise SettingsError(f"kv_cache_bytes is {request.kv_cache_bytes}; give the bytes for all workers together, or 0 for automatic")
+        raise SettingsError(f"kv_cache_budget_bytes is {request.kv_cache_bytes}; give the bytes for all workers together, or leave it out")
     if request.kv_cache_bytes:
-        return request.kv_cache_bytes, "kv_cache_bytes"
+        return request.kv_cache_bytes, "kv_cache_budget_bytes"
     budget = 0 if request.kv_cache_bytes == 0 else _parse_gib(request.environ.get(VARIABLE, ""))
     return (budget, VARIABLE) if budget else None
 
@@ -87,7 +87,7 @@ def _stated_shares(machine: Machine, shares: Sequence[CoreShare], budget: int, n
     memory, source = _memory(machine)
     if budget > memory:
         asked = f"{name} asks for {format_bytes(budget)} of KV cache"
-        raise SettingsError(f"{asked}, more than the {format_bytes(memory)} of {source}; lower it or set it to 0")
+        raise SettingsError(f"{asked}, more than the {format_bytes(memory)} of {source}; lower it or leave it out")
     per_worker = (budget // len(shares),) * len(shares)
     _check_nodes(machine, shares, per_worker, name)
     return per_worker, f"{name}: {format_bytes(budget)} ÷ {len(shares)} workers"
@@ -114,7 +114,7 @@ def _check_minimum(per_worker: Sequence[int], origin: str) -> None:
     if min(per_worker) < SHARE_MIN_BYTES:
         raise SettingsError(
             f"the KV cache of one worker would be {format_bytes(min(per_worker))}, less than {format_bytes(SHARE_MIN_BYTES)} ({origin}); "
-            "use fewer workers or raise kv_cache_bytes or the memory limit"
+            "use fewer workers or raise kv_cache_budget_bytes or the memory limit"
         )
 
 

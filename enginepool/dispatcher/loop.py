@@ -41,6 +41,7 @@ from enginepool.transport import POLLIN, Poller, Router
 SLOW_TURN_S = 0.25
 FAST_TURN_S = 0.02
 RETRY_SEND_S = 0.002
+HEADER_BYTES = 1 << 20
 
 
 class Dispatcher:
@@ -82,8 +83,8 @@ class Dispatcher:
         self._poller = Poller()
         self._handlers: dict[object, Callable[[], None]] = {}
         self._anchor = ClockAnchor.take()
-        front_router = Router(settings.max_frame_bytes)
-        back_router = Router(settings.max_frame_bytes, front_router)
+        front_router = Router(settings.max_frame_bytes + HEADER_BYTES)
+        back_router = Router(settings.max_frame_bytes + HEADER_BYTES, front_router)
         try:
             endpoint = front_router.bind(claim.endpoint)
             back_router.bind(claim.back)
@@ -122,7 +123,7 @@ class Dispatcher:
         supervisor = Supervisor({plan.index: plan for plan in self._plan.workers}, self._make_spec)
         self._staff = Staff(self, supervisor, self.roster, self._desk, self._back, watch=self._watch, unwatch=self._unwatch)
         self._reporter = Reporter(self._pool_id, self._model, endpoint, self._anchor, list(self._plan.workers))
-        self._watch_socket(front_router, lambda: self._front.receive(monotonic()))
+        self._watch_socket(front_router, self._front.receive)
         self._watch_socket(back_router, self._read_back)
         for fd in self._signals.fds:
             self._watch(fd, self._on_signal)

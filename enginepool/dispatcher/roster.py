@@ -34,6 +34,11 @@ class RestartBudget:
             return None
         return float(min(MAX_BACKOFF_S, self.backoff_s * 2 ** (len(self._deaths) - 1)))
 
+    def refund(self) -> None:
+        """A death turned out to be an item's doing, not the worker's."""
+        if self._deaths:
+            self._deaths.pop()
+
 
 class Slot:
     """One worker's place in the pool: it outlives the processes that fill it."""

@@ -141,8 +141,10 @@ class Staff:
         if slot.failure_kind is None:
             was_starting = slot.state is WorkerState.STARTING
             slot.failure = _explain(slot.failure or (f"{how} while {slot.stage!r}" if was_starting else how), tail)
-        retried, convicted = self._desk.worker_died(slot.index, how)
+        retried, convicted, explained = self._desk.worker_died(slot.index, how)
         slot.died(how, now, is_permanent=is_permanent)
+        for index in explained:
+            self._roster.slots[index].budget.refund()
         if was is not WorkerState.DRAINING:
             fate = f"; {retried} items go back to the queue, {convicted} failed" if retried or convicted else ""
             next_step = f"restart in {slot.start_at - now:.1f} s" if slot.state is WorkerState.BACKOFF else slot.state.value

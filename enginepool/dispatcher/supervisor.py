@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from enginepool import handover
+from enginepool import handover, lifeline
 from enginepool.dispatcher.logs import WorkerLog
 from enginepool.dispatcher.plan import WorkerPlan
 from enginepool.dispatcher.scratch import make_scratch, remove_scratch
@@ -73,14 +73,14 @@ class Supervisor:
         os.set_blocking(log_read, False)
         try:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "enginepool.worker.main", str(spec_fd), str(os.getpid())],
+                [sys.executable, "-P", "-m", "enginepool.worker.main", str(spec_fd), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log_write,
                 stderr=log_write,
                 env={"VLLM_RPC_BASE_PATH": str(scratch)} | child_environment(plan, os.environ),
                 pass_fds=(spec_fd,),
                 process_group=0,
-                preexec_fn=_mask_setter(plan.cpus),
+                preexec_fn=_before_exec(plan.cpus, os.getpid()),
             )
         except BaseException:
             os.close(log_read)
@@ -144,11 +144,12 @@ def describe_exit(code: int) -> str:
     return f"was killed by {number.name}{EXIT_MESSAGES.get(number, '')}"
 
 
-def _mask_setter(cpus: tuple[int, ...]) -> Callable[[], None]:
+def _before_exec(cpus: tuple[int, ...], parent: int) -> Callable[[], None]:
     """Runs in the child between fork and exec; a mask that can't be set is told by comparing afterwards."""
 
-    def set_mask() -> None:
+    def prepare() -> None:
+        lifeline.arm(parent)
         with suppress(OSError):
             os.sched_setaffinity(0, cpus)
 
-    return set_mask
+    return prepare

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from enginepool.worker import lifeline
+from enginepool import lifeline
 
 if TYPE_CHECKING:
     from enginepool.handover import WorkerSpec

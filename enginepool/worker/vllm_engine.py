@@ -15,7 +15,7 @@ import vllm
 from vllm import LLM
 from vllm.exceptions import VLLMClientError
 from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from enginepool.clock import EngineStamps, monotonic
@@ -92,7 +92,9 @@ class VllmEngine:
             self._engine.add_request(str(lease), rendered, params)
         except EngineDeadError:
             raise
-        except (VLLMClientError, ValueError, TypeError, RecursionError, OverflowError, KeyError) as error:
+        except Exception as error:  # whatever admission raises is this item's: nothing has been stepped with it
+            if not isinstance(error, VLLMClientError):
+                traceback.print_exc()
             self._engine.abort_request([str(lease)])
             raise RefusedItem(_code_of(error), _message_of(error)) from error
         self._arrived[lease] = arrived
@@ -137,6 +139,8 @@ class VllmEngine:
         else:
             if fields.get("structured_outputs") is not None:
                 fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
+            if fields.get("repetition_detection") is not None:
+                fields["repetition_detection"] = RepetitionDetectionParams(**fields["repetition_detection"])
             params = SamplingParams(**fields)
         params.output_kind = RequestOutputKind.FINAL_ONLY
         return params
@@ -200,4 +204,4 @@ def _code_of(error: Exception) -> Code:
 
 
 def _message_of(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return str(error) if isinstance(error, VLLMClientError | ValueError) and str(error) else f"{type(error).__name__}: {error}"
