@@ -13,8 +13,8 @@ from typing import Any
 
 from messages import Job, Ran
 
+from enginepool import lifeline
 from enginepool.clock import monotonic
-from enginepool.worker import lifeline
 
 if __name__ == "__mp_main__":  # an engine core that vLLM has spawned must not outlive us
     lifeline.arm()

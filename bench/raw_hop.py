@@ -22,8 +22,8 @@ import zmq
 from child import Child
 from echo_work import echo, make_request
 
+from enginepool import lifeline
 from enginepool.payload import GenerateResult, decode_request, decode_result, encode
-from enginepool.worker import lifeline
 
 WINDOW_ITEMS = 4096
 """How many items the raw client keeps unfinished at once: the pool's default submit_window."""

@@ -17,11 +17,11 @@ import msgspec
 from messages import Seen, Step
 from mixed_work import Work
 
+from enginepool import lifeline
 from enginepool.clock import ClockAnchor, EngineStamps, monotonic
 from enginepool.errors import ItemError
 from enginepool.handover import EngineSpec
 from enginepool.payload import GenerateRequest
-from enginepool.worker import lifeline
 
 if __name__ == "__mp_main__":  # vLLM has spawned an engine core: the scheduler runs here
     lifeline.arm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -16,12 +17,19 @@ exit codes: 0 ok · 2 usage · 3 no worker could boot · 4 no dispatcher there �
 6 vLLM missing · 7 drain limit reached · 130 interrupted"""
 
 
+_serve_actions: list[argparse.Action] = []
+
+
 class Parser(argparse.ArgumentParser):
     """Says where a flag of vLLM's belongs."""
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with 2."""
-        if "unrecognized arguments: -" in message and "serve" in sys.argv:
+        wrong = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
+        flags = [flag for action in _serve_actions for flag in action.option_strings]
+        if near := difflib.get_close_matches(wrong, flags, 1, 0.85):
+            message += f"\n(did you mean {near[0]}?)"
+        elif wrong.startswith("-") and "serve" in sys.argv:
             message += "\n(vLLM's own flags go after `--`: enginepool serve MODEL --workers 2 -- --max-model-len 1024)"
         self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}\n")
 
@@ -69,6 +77,7 @@ def _build_parser(with_settings: bool) -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
     if with_settings:
         _add_serve_flags(serve)
+        _serve_actions[:] = serve._actions
     _add_client_commands(commands)
     demo = commands.add_parser("demo", help="generate from bundled prompts with the embedded model and show timings")
     demo.add_argument("--workers", type=_count, default=2, help="worker processes (default 2)")

@@ -5,6 +5,7 @@ A flag beats the environment, the environment beats the TOML file, the file beat
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import tomllib
@@ -74,8 +75,8 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_slice: Annotated[PositiveInt, Meta(description="Items handed to a worker in one message (continuous mode).")] = 32
     heartbeat_s: Annotated[PositiveFloat, Meta(description="Interval of the workers' heartbeats.")] = 1.0
     log_level: Annotated[
-        Literal["info", "warning"],
-        Meta(description="info: state changes and the workers' own lines; warning: only what went wrong (Pool's default)."),
+        Literal["debug", "info", "warning"],
+        Meta(description="debug: all that workers print; info: state changes, ready workers' warnings; warning: what went wrong (Pool's)."),
     ] = "info"
     engine_args: Annotated[dict[str, Any], Meta(description="Engine arguments by vLLM's own names.")] = {}
     vllm_flags: Annotated[list[str], Meta(description="vLLM's own flags, as given after `--`.")] = []
@@ -146,12 +147,25 @@ def build_settings(values: Mapping[str, Any], source: str = "settings") -> PoolS
 
     Raises SettingsError naming the setting.
     """
+    for name in values:
+        if name not in PoolSettings.__struct_fields__:
+            raise SettingsError(f"{source}: there is no setting {name!r}{_suggestion(name)}")
     try:
         return msgspec.convert(dict(values), PoolSettings, strict=False)
     except msgspec.ValidationError as error:
         cause = error.__cause__
         text = str(cause) if isinstance(cause, SettingsError) else str(error).replace("`$.", "`")
         raise SettingsError(f"{source}: {text}") from None
+
+
+def nearest_setting(name: str) -> str | None:
+    """The setting whose name is nearly `name`, or None."""
+    return next(iter(difflib.get_close_matches(name, PoolSettings.__struct_fields__, 1, 0.85)), None)
+
+
+def _suggestion(name: str) -> str:
+    near = nearest_setting(name)
+    return f"; did you mean {near!r}?" if near else "; an engine argument stands under [engine_args]"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

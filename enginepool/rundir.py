@@ -128,6 +128,7 @@ def claim_endpoint(endpoint: str | None, pool_id: str, environ: Mapping[str, str
 
 def read_secret(endpoint: str, environ: Mapping[str, str] = os.environ) -> bytes:
     """The secret of the pool at `endpoint`. Raises NoDispatcher when there is none this user may read."""
+    check_endpoint(endpoint)
     path = _beside(endpoint, run_dir(environ), "secret")
     hint = "start one with `enginepool serve`, or give the endpoint it printed (--endpoint or ENGINEPOOL_ENDPOINT)"
     try:

@@ -22,7 +22,7 @@ from enginepool.dispatcher.placement import PlacementRequest, describe, plan_wor
 from enginepool.dispatcher.plan import Plan
 from enginepool.dispatcher.scratch import sweep_scratch
 from enginepool.dispatcher.signals import Signals
-from enginepool.errors import EngineMissing, EnginePoolError, ExitCode, StartError
+from enginepool.errors import EngineMissing, EnginePoolError, ExitCode, SettingsError, StartError
 from enginepool.handover import EngineSpec
 from enginepool.rundir import claim_endpoint
 
@@ -52,7 +52,7 @@ def run_dispatcher(settings: PoolSettings, parent: Parent) -> ExitCode:
     _make_interruptible(parent)
 
     def log(text: str) -> None:
-        if settings.log_level == "info" or text.startswith(("warning", "error")):
+        if settings.log_level != "warning" or text.startswith(("warning", "error")):
             writer.line(stamp("dispatcher", pid, text))
 
     try:
@@ -87,6 +87,8 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
     if settings.engine == "vllm":
         check_vllm(log)
         check_model_path(settings.model)
+    if settings.engine == "echo" and settings.vllm_flags:
+        raise SettingsError(f"the echo engine takes no vLLM flags: {' '.join(settings.vllm_flags)}")
     sweep_scratch()
     plan = _make_plan(settings)
     claim = claim_endpoint(settings.endpoint, pool_id)
@@ -105,7 +107,8 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
             one_first=settings.engine == "vllm" and not _is_on_disk(model),
             pid=pid,
         )
-        log(f"pool {pool_id}: {name}, {len(plan.workers)} workers; connect with Pool.connect({dispatcher.endpoint!r})")
+        noun = "worker" if len(plan.workers) == 1 else "workers"
+        log(f"pool {pool_id}: {name}, {len(plan.workers)} {noun}; connect with Pool.connect({dispatcher.endpoint!r})")
         for line in [*describe(plan), *(f"warning: {text}" for text in plan.warnings)]:
             log(line)
         return dispatcher.run()
@@ -170,12 +173,13 @@ def _parallel_size(settings: PoolSettings, name: str, short: str) -> int:
 
 def _engine_spec(settings: PoolSettings, plan: Plan, model: str, name: str, index: int) -> EngineSpec:
     worker = plan.workers[index]
+    is_embedded = settings.model is None and settings.engine == "vllm" and not any("eager" in flag for flag in settings.vllm_flags)
     has_own_budget = "kv_cache_memory_bytes" in settings.engine_args
     return EngineSpec(
         kind=settings.engine,
         model=model,
         name=name,
-        args=settings.engine_args,
+        args={"enforce_eager": True} | settings.engine_args if is_embedded else settings.engine_args,
         flags=settings.vllm_flags,
         engine_core=worker.engine_core,
         kv_cache_bytes=None if has_own_budget else worker.kv_cache_bytes,
@@ -191,7 +195,7 @@ def _resolve_model(settings: PoolSettings, log: Log) -> tuple[str, str]:
         return model, model
     from enginepool.demo.model import MODEL_NAME, ensure_model
 
-    log(f"no model was named: using the embedded {MODEL_NAME}")
+    log(f"no model was named: using the embedded {MODEL_NAME}, eagerly (compiling would take a minute or more)")
     return str(ensure_model(log)), MODEL_NAME
 
 

@@ -76,12 +76,12 @@ def test_exception_in_the_with_block_does_not_wait_for_items() -> None:
 def test_garbage_collection_stops_an_embedded_pool() -> None:
     pool = Pool(engine="echo", workers=1)
     pids = _pids(pool)
-    embedded = pool._held.embedded
-    assert embedded is not None
+    process = pool._held.embedded.process if pool._held.embedded else None
+    assert process is not None
     del pool
     gc.collect()
     assert _all_gone(pids)
-    assert embedded.process.returncode == 0  # it left by itself when its lifeline ended, it was not killed
+    assert process.returncode == 0  # it left by itself when its lifeline ended, it was not killed
 
 
 def test_connected_pool_leaves_the_dispatcher_running(fresh_run_dir: Path) -> None:
@@ -282,9 +282,8 @@ def test_pool_does_not_import_from_the_current_folder(tmp_path: Path) -> None:
 def test_worker_that_is_still_starting_dies_with_its_dispatcher(fresh_run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys, time\nif 'enginepool.worker.main' in sys.orig_argv: time.sleep(600)\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "enginepool", "serve", "--engine", "echo"], env=environment, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", "enginepool", "serve", "--engine", "echo"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     wait_for(lambda: len(tree_of(process.pid)) == 2, "the worker's start")
     worker = tree_of(process.pid)[1]
     process.kill()

@@ -23,6 +23,7 @@ from enginepool import (
     Pool,
     PoolState,
     SamplingParams,
+    SettingsError,
     WorkerState,
 )
 
@@ -152,7 +153,33 @@ def test_timeout_returns_what_has_finished_and_frees_the_workers(echo_pool: Pool
     assert outputs[0].ok
     assert outputs[1].error is not None
     assert outputs[1].error.code is Code.TIMEOUT
+    assert outputs[1].prompt == "b"
+    assert (outputs[1].timings.e2e_s or 0) >= 0.5
     wait_for(lambda: echo_pool.status().in_flight == 0, "the abort of the late item")
+
+
+def test_generate_ends_at_its_timeout(echo_pool: Pool) -> None:
+    error = echo_pool.generate("late", SamplingParams(max_tokens=400_000), timeout_s=0.2).error
+    assert error is not None
+    assert error.code is Code.TIMEOUT
+    assert echo_pool.generate("in time", FIVE, timeout_s=30).ok
+
+
+def test_failed_outputs_keep_their_prompt(echo_pool: Pool) -> None:
+    with pytest.warns(EnginePoolWarning):
+        prompts: list[Any] = ["half \ud83d", {"prompt": "x" * 600}]
+        outputs = echo_pool.generate_many(prompts, FIVE)
+    assert [output.prompt for output in outputs] == ["half \ud83d", "x" * 600]
+
+
+def test_chat_messages_say_what_to_do(echo_pool: Pool) -> None:
+    error = echo_pool.generate([{"role": "user", "content": "hi"}], FIVE).error  # type: ignore[list-item]
+    assert "chat template" in str(error)
+
+
+def test_misspelt_setting_is_suggested_before_anything_starts() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'workers'"):
+        Pool(engine="echo", worker=2)
 
 
 def test_deadline_ends_a_running_item_and_spares_its_neighbour(echo_pool: Pool) -> None:

@@ -65,7 +65,7 @@ def test_make_run_dir_is_private(environ: dict[str, str]) -> None:
 def test_make_run_dir_open_to_others_is_refused_and_left_alone(environ: dict[str, str]) -> None:
     run_dir(environ).mkdir()
     run_dir(environ).chmod(0o1777)
-    with pytest.raises(SettingsError, match="open to others .mode 1777.*chmod 700"):
+    with pytest.raises(SettingsError, match=r"open to others .mode 1777.*chmod 700"):
         make_run_dir(environ)
     assert _mode(run_dir(environ)) == 0o1777
 

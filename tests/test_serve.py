@@ -234,6 +234,8 @@ def test_silent_start_is_ended_at_the_start_limit(serve: Serve) -> None:
         pytest.param(["--engine", "echo", "--workers", "0"], ExitCode.USAGE, "at least 1", id="no workers"),
         pytest.param(["--engine", "gpu"], ExitCode.USAGE, "`engine`", id="unknown engine"),
         pytest.param(["--max-model-len", "5"], ExitCode.USAGE, "go after `--`", id="vLLM flag before the dashes"),
+        pytest.param(["--worker", "2"], ExitCode.USAGE, "did you mean --workers?", id="nearly a flag"),
+        pytest.param(["--engine", "echo", "--", "--max-model-len", "5"], ExitCode.USAGE, "takes no vLLM flags", id="flags for echo"),
         pytest.param(["--batch-timeout-s", "1"], ExitCode.USAGE, "batch_size", id="timeout without size"),
         pytest.param(["--endpoint", "tcp://0.0.0.0:5"], ExitCode.USAGE, "loopback", id="open address"),
         pytest.param(["--config", "/nonexistent.toml"], ExitCode.USAGE, "/nonexistent.toml", id="no config file"),

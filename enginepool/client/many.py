@@ -11,7 +11,7 @@ from enginepool.client.connection import TIMEOUT, Connection
 from enginepool.client.futures import Collector
 from enginepool.client.outputs import Output
 from enginepool.client.progress import make_view
-from enginepool.client.requests import EncodedParams, check_deadline, check_priority, encode_item
+from enginepool.client.requests import EncodedParams, check_deadline, check_priority, encode_item, text_of
 from enginepool.client.ticket import Ticket
 from enginepool.clock import monotonic
 from enginepool.errors import Code, InvalidRequest, ItemError, ItemFailed, PoolLost
@@ -48,7 +48,8 @@ class ManyCall:
         self._deadlines = deadlines
         self._ends_at = None if timeout_s is None else monotonic() + timeout_s
         self._collector = Collector(len(prompts))
-        self._seqs: dict[int, int] = {}
+        self._tickets: dict[int, Ticket] = {}
+        self._started = monotonic()
         self._todo = deque(range(len(prompts)))
         self._limit = connection.welcome.submit_window
         self._num_ended = 0
@@ -114,7 +115,7 @@ class ManyCall:
             if isinstance(encoded, ItemError):
                 self._collector.put(ticket.failed(encoded, connection.welcome.anchor, monotonic()))
                 continue
-            self._seqs[index] = ticket.seq
+            self._tickets[index] = ticket
             tickets.append(ticket)
             items.append(encoded[0])
             frames.append(encoded[1])
@@ -138,7 +139,8 @@ class ManyCall:
     def _ticket(self, index: int, now: float) -> Ticket:
         seq = self._connection.next_seq()
         request_id = self._request_ids[index]
-        return Ticket(seq, index, str(index) if request_id is None else request_id, None, None, now, self._collector)
+        name = str(index) if request_id is None else request_id
+        return Ticket(seq, index, name, text_of(self._prompts[index]), None, now, self._collector)
 
     def _wait(self, tick_s: float | None) -> None:
         """Until all is done, there is room to submit, or a tick has passed."""
@@ -154,7 +156,7 @@ class ManyCall:
 
     def _abort_left(self) -> None:
         outputs = self._collector.outputs
-        left = [seq for index, seq in self._seqs.items() if outputs[index] is None]
+        left = [ticket.seq for index, ticket in self._tickets.items() if outputs[index] is None]
         self._connection.give_up(left)
 
     def _fill_left(self, error: ItemError) -> None:
@@ -162,7 +164,8 @@ class ManyCall:
         now = monotonic()
         for index, output in enumerate(list(self._collector.outputs)):
             if output is None:
-                self._collector.put(self._ticket(index, now).failed(error, self._connection.welcome.anchor, now))
+                ticket = self._tickets.get(index) or self._ticket(index, self._started)
+                self._collector.put(ticket.failed(error, self._connection.welcome.anchor, now))
 
 
 def warn_of(outputs: Sequence[Output], params: Sequence[EncodedParams | ItemError], stacklevel: int) -> None:

@@ -16,6 +16,7 @@ from enginepool.client.engine_args import check_engine_args
 from enginepool.client.futures import OutputFuture, Waiter
 from enginepool.client.many import ManyCall, raise_first, warn_of
 from enginepool.client.outputs import Output
+from enginepool.client.progress import is_terminal
 from enginepool.client.requests import (
     EncodedParams,
     Params,
@@ -30,8 +31,8 @@ from enginepool.client.requests import (
 )
 from enginepool.client.ticket import Sink, Ticket
 from enginepool.clock import monotonic
-from enginepool.config import PoolSettings, build_settings
-from enginepool.errors import Code, ForkedPool, InvalidRequest, ItemError, PoolClosed, PoolError
+from enginepool.config import PoolSettings, build_settings, nearest_setting
+from enginepool.errors import Code, ForkedPool, InvalidRequest, ItemError, PoolClosed, PoolError, SettingsError
 from enginepool.protocol import Stop, SubmitItem
 from enginepool.sampling import SamplingParams
 from enginepool.status import PoolStatus
@@ -77,9 +78,13 @@ class Pool:
         drain_timeout_s: float = 300.0,
         shutdown_timeout_s: float = 5.0,
         min_ready: int | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
         **engine_args: Any,
     ) -> None:
+        for name in engine_args:
+            near = nearest_setting(name)
+            if near is not None and name not in _OTHER_SETTINGS:
+                raise SettingsError(f"there is no setting {name!r}; did you mean {near!r}?")
         own = {name: engine_args.pop(name) for name in list(engine_args) if name in _OTHER_SETTINGS}
         settings = build_settings(
             {
@@ -99,7 +104,7 @@ class Pool:
                 **own,
             }
         )
-        embedded = EmbeddedDispatcher(settings, progress=progress)
+        embedded = EmbeddedDispatcher(settings, progress=is_terminal() if progress is None else progress)
         self._drain_timeout_s = settings.drain_timeout_s
         self._shutdown_timeout_s = settings.shutdown_timeout_s
         try:
@@ -144,8 +149,13 @@ class Pool:
         """The pool's own id."""
         return self._connection.welcome.pool_id
 
-    def generate(self, prompt: Prompt, params: Params = None) -> Output:
-        """Run one prompt and return its Output (look at `ok`). Raises PoolLost, PoolClosed, InvalidRequest."""
+    def generate(self, prompt: Prompt, params: Params = None, *, timeout_s: float | None = None) -> Output:
+        """Run one prompt and return its Output (look at `ok`); at `timeout_s` with the error `timeout`.
+
+        Raises PoolLost, PoolClosed, InvalidRequest, and Overloaded or Draining where the pool does not take it.
+        """
+        if check_seconds("timeout_s", timeout_s) is not None:
+            return self._generate_within(prompt, params, timeout_s)
         waiter = Waiter()
         self._usable()
         seq = self._start(waiter, prompt, params, None, 0, None)
@@ -257,6 +267,10 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<Pool {self.model} at {self.endpoint}{' (closed)' if self._is_closed else ''}>"
+
+    def _generate_within(self, prompt: Prompt, params: Params, timeout_s: float | None) -> Output:
+        call = ManyCall(self._usable(), [prompt], [encode_sampling(params)], [None], [0], [None], timeout_s)
+        return call.run(progress=False)[0]
 
     def _start(self, sink: Sink, prompt: Prompt, params: Params, request_id: str | None, priority: int, deadline_s: float | None) -> int:
         """Send one item whose result goes to `sink`; returns its number."""

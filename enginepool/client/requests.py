@@ -93,6 +93,12 @@ def split_prompt(prompt: Any) -> tuple[str | None, list[int] | None]:
     raise InvalidRequest(f"a prompt is text, a list of token ids or a dict, not {type(prompt).__name__}")
 
 
+def text_of(prompt: Any) -> str | None:
+    """The text of a prompt in whatever form, for outputs that tell of failures too."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None
+
+
 def list_prompts(prompts: Any) -> list[Any]:
     """The prompts of a `*_many` call; a bare string or dict is one prompt. Raises InvalidRequest for a bare list of integers."""
     if isinstance(prompts, (str, Mapping)):
@@ -150,6 +156,9 @@ def _split_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | N
 
 def _token_ids(values: Sequence[Any]) -> list[int]:
     for position, value in enumerate(values):
+        if isinstance(value, Mapping):
+            raise InvalidRequest("chat messages are not supported yet; render them with the tokenizer's chat template (docs/outputs.md)")
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidRequest(f"token id {position} of the prompt is {value!r:.40}, not an integer")
+            hint = "; for several prompts use generate_many" if isinstance(value, str) else ""
+            raise InvalidRequest(f"token id {position} of the prompt is {value!r:.40}, not an integer{hint}")
     return list(values)

@@ -44,24 +44,26 @@ def render(status: PoolStatus) -> Group:
     from rich.text import Text
 
     head = f"{status.model}: {status.state.value}, up {status.uptime_s:.0f} s"
-    dispatcher = f"dispatcher {status.pid} ({_mebibytes(status.rss_bytes)} MiB), {status.clients} clients"
+    dispatcher = (
+        f"dispatcher {status.pid} ({_mebibytes(status.rss_bytes)} MiB) at {status.endpoint}, {max(0, status.clients - 1)} other clients"
+    )
     counts = f"{status.backlog} waiting, {status.in_flight} in flight, {status.finished} ended ({status.failed} failed)"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("#", "pid", "state", "in hand", "run", "tok/s", "tokens", "KV", "MiB", "again", "cpus"):
+    for name in ("#", "pid", "state", "in hand", "run", "tok/s", "tokens", "KV", "MiB", "restarts", "cpus"):
         table.add_column(name, justify="left" if name in ("state", "cpus") else "right")
     for worker in status.workers:
         table.add_row(*_row(worker))
+    stages = [Text(f"worker {worker.index}: {worker.stage}") for worker in status.workers if worker.stage != worker.state.value]
     exits = [Text(f"worker {worker.index} last {worker.last_exit}", style="yellow") for worker in status.workers if worker.last_exit]
     reason = [Text(status.reason, style="red")] if status.reason else []
-    return Group(Text(head), Text(dispatcher), Text(counts), *reason, table, *exits)
+    return Group(Text(head), Text(dispatcher), Text(counts), *reason, table, *stages, *exits)
 
 
 def _row(worker: WorkerStatus) -> list[str]:
-    state = worker.state.value if worker.stage == worker.state.value else f"{worker.state.value}: {worker.stage}"
     return [
         str(worker.index),
         str(worker.pid or "-"),
-        state,
+        worker.state.value,
         str(worker.in_flight),
         str(worker.running),
         f"{worker.generation_tokens_per_s:.0f}",

@@ -120,7 +120,7 @@ class Dispatcher:
         backlog = Backlog(settings.max_backlog_items, settings.max_backlog_bytes)
         self._desk = Desk(backlog, settings.max_slice, rule, self._front.deliver, self._back.abort)
         self._front.desk = self._back.desk = self._desk
-        supervisor = Supervisor({plan.index: plan for plan in self._plan.workers}, self._make_spec)
+        supervisor = Supervisor({plan.index: plan for plan in self._plan.workers}, self._make_spec, is_chatty=settings.log_level == "debug")
         self._staff = Staff(self, supervisor, self.roster, self._desk, self._back, watch=self._watch, unwatch=self._unwatch)
         self._reporter = Reporter(self._pool_id, self._model, endpoint, self._anchor, list(self._plan.workers))
         self._watch_socket(front_router, self._front.receive)
@@ -148,7 +148,7 @@ class Dispatcher:
 
     def log(self, text: str, slot: Slot | None = None) -> None:
         """Tell a state change on stderr; it never blocks."""
-        if self.settings.log_level == "info":
+        if self.settings.log_level != "warning":
             self.warn(text, slot)
 
     def warn(self, text: str, slot: Slot | None = None) -> None:
@@ -157,9 +157,10 @@ class Dispatcher:
         self._log_writer.line(stamp(role, pid, text))
 
     def show_worker_line(self, slot: Slot, text: str) -> None:
-        """A line that a worker has printed; while it starts, a sign of life."""
+        """A line that a worker has printed; while it starts, a sign of life that only a failure or `debug` shows."""
         slot.progressed(monotonic(), self.settings.start_timeout_s)
-        self.log(text, slot)
+        if self.settings.log_level == "debug" or slot.state is WorkerState.READY:
+            self.log(text, slot)
 
     def status(self) -> PoolStatus:
         """What `status` reports."""
@@ -172,7 +173,8 @@ class Dispatcher:
         if self.state is PoolState.DRAINING or self._is_stopping:
             return
         limit_s = self.settings.drain_timeout_s if limit_s is None else limit_s
-        self.log(f"draining: {len(self._desk.backlog)} waiting, {len(self._desk.leases)} in flight, limit {limit_s:g} s")
+        counts = f"{len(self._desk.backlog)} waiting, {len(self._desk.leases)} in flight"
+        self.log(f"draining: {counts}, limit {limit_s:g} s; a second Ctrl-C stops at once")
         self.state = PoolState.DRAINING
         self._desk.is_draining = True
         self._drain_deadline = monotonic() + limit_s
@@ -240,8 +242,9 @@ class Dispatcher:
             self._finish_drain(now)
         elif after is not before:
             self.state, self.reason = after, self.roster.reasons() or None
-            tell = self.log if after is PoolState.READY else self.warn
-            tell(f"pool is {after.value}: {self.roster.count(WorkerState.READY)} of {len(self.roster.slots)} workers ready")
+            tell = self.log if after is PoolState.READY and before is PoolState.STARTING else self.warn
+            where = f"; connect with Pool.connect({self.endpoint!r})" if before is PoolState.STARTING else ""
+            tell(f"pool is {after.value}: {self.roster.count(WorkerState.READY)} of {len(self.roster.slots)} workers ready{where}")
             if self.roster.is_up:
                 self._announcer.ready(self._reporter.ready_line(self.state))
 

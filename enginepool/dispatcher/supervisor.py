@@ -59,7 +59,9 @@ class WorkerProcess:
 class Supervisor:
     """The worker processes of one pool, by slot index."""
 
-    def __init__(self, plans: Mapping[int, WorkerPlan], make_spec: Callable[[int], WorkerSpec]) -> None:
+    def __init__(self, plans: Mapping[int, WorkerPlan], make_spec: Callable[[int], WorkerSpec], *, is_chatty: bool) -> None:
+        """Unless `is_chatty`, vLLM logs its warnings only (a VLLM_LOGGING_LEVEL of the user's wins)."""
+        self._defaults = {} if is_chatty else {"VLLM_LOGGING_LEVEL": "WARNING"}
         self._plans = plans
         self._make_spec = make_spec
         self.processes: dict[int, WorkerProcess] = {}
@@ -77,7 +79,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=log_write,
                 stderr=log_write,
-                env={"VLLM_RPC_BASE_PATH": str(scratch)} | child_environment(plan, os.environ),
+                env=self._defaults | {"VLLM_RPC_BASE_PATH": str(scratch)} | child_environment(plan, os.environ),
                 pass_fds=(spec_fd,),
                 process_group=0,
                 preexec_fn=_before_exec(plan.cpus, os.getpid()),

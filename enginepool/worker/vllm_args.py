@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import io
 from typing import Any
 
@@ -24,7 +25,9 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     unknown = sorted(set(given) - known)
     if unknown:
         names = ", ".join(repr(name) for name in unknown)
-        raise StartRefused("usage", f"vLLM has no engine argument {names}; its names are the fields of `vllm.EngineArgs`")
+        near = difflib.get_close_matches(unknown[0], sorted(known), 1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        raise StartRefused("usage", f"vLLM has no engine argument {names}{meant}; its names are the fields of `vllm.EngineArgs`")
     defaults: dict[str, Any] = {"disable_log_stats": False}
     if spec.engine_core == "inproc":
         defaults["distributed_executor_backend"] = "uni"

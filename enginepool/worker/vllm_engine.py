@@ -7,6 +7,7 @@ instead of blanking the numbers.
 from __future__ import annotations
 
 import gc
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,11 +39,13 @@ class VllmEngine:
 
     def __init__(self, spec: EngineSpec, report: Report) -> None:
         args = engine_arguments(spec)
-        report(f"loading {spec.name} with vLLM {vllm.__version__}")
+        compiling = "" if args.get("enforce_eager") else ", compiling (a minute or more on CPUs; enforce_eager skips it)"
+        report(f"loading {spec.name} with vLLM {vllm.__version__}{compiling}")
         try:
             self._llm = LLM(**args)
         except (ValueError, TypeError, OSError, RuntimeError) as error:
-            traceback.print_exc()
+            if os.environ.get("VLLM_LOGGING_LEVEL") in (None, "INFO", "DEBUG"):
+                traceback.print_exc()
             raise StartRefused("engine", f"vLLM could not load {spec.model}: {_first_lines(error)}{hint_for(error)}") from error
         self._engine = self._llm.llm_engine
         self._has_stats = self._engine.log_stats
