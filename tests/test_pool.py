@@ -166,8 +166,8 @@ def test_generate_ends_at_its_timeout(echo_pool: Pool) -> None:
 
 
 def test_failed_outputs_keep_their_prompt(echo_pool: Pool) -> None:
+    prompts: list[Any] = ["half \ud83d", {"prompt": "x" * 600}]
     with pytest.warns(EnginePoolWarning):
-        prompts: list[Any] = ["half \ud83d", {"prompt": "x" * 600}]
         outputs = echo_pool.generate_many(prompts, FIVE)
     assert [output.prompt for output in outputs] == ["half \ud83d", "x" * 600]
 
