@@ -11,6 +11,8 @@ from conftest import is_alive, kill_when, wait_for
 
 from enginepool import Code, EnginePoolWarning, Output, Pool, PoolLost, PoolState, SamplingParams, WorkerState
 
+FIVE = SamplingParams(max_tokens=5)
+
 
 def _generate_while_killing(pool: Pool, count: int, *pids: int, number: signal.Signals = signal.SIGKILL) -> list[Output]:
     """Run `count` items and signal the processes once a quarter of the items has ended."""
@@ -146,3 +148,12 @@ def test_several_poison_items_do_not_use_up_the_restart_budget() -> None:
         with pytest.warns(EnginePoolWarning, match=r"4 of 120 items failed \(4 worker_lost\)"):
             outputs = pool.generate_many([f"item {index:04}" for index in range(120)], params)
         assert [output.index for output in outputs if not output.ok] == [7, 37, 67, 97]
+
+
+def test_poison_alone_is_convicted_even_with_the_budget_of_its_own_deaths() -> None:
+    with Pool(engine="echo", workers=1, step_s=0.001, max_restarts=2) as pool:
+        killer = SamplingParams(max_tokens=10, extra_args={"fault": "exit", "at": 3})
+        with pytest.warns(EnginePoolWarning, match="3 worker_lost"):
+            outputs = pool.generate_many(["killer", "good", "killer", "good", "killer"], [killer, FIVE, killer, FIVE, killer])
+        assert [output.ok for output in outputs] == [False, True, False, True, False]
+        wait_for(lambda: pool.status().state is PoolState.READY, "the pool's recovery")

@@ -103,10 +103,8 @@ class Staff:
 
     def has_wrong_mask(self, slot: Slot, wanted: set[int]) -> bool:
         """Whether the worker's main thread may run on other cores than planned."""
-        try:
-            return slot.pid is not None and os.sched_getaffinity(slot.pid) != wanted
-        except OSError:
-            return False
+        mask = _mask_of(slot.pid) if slot.pid is not None else []
+        return bool(mask) and set(mask) != wanted
 
     def _start(self, slot: Slot, now: float) -> None:
         process = self._supervisor.start(slot.index)
@@ -114,8 +112,7 @@ class Staff:
         self._watch(process.pidfd, lambda: self._on_exit(process))
         self._watch(process.log_fd, lambda: self._read_log(process))
         again = f" again (restart {slot.restarts})" if slot.restarts else ""
-        cpus = sorted(os.sched_getaffinity(process.pid)) if process.popen.poll() is None else []
-        self._host.log(f"started{again} on cpus {cpus}", slot)
+        self._host.log(f"started{again} on cpus {_mask_of(process.pid)}", slot)
 
     def _on_exit(self, process: WorkerProcess) -> None:
         self._unwatch(process.pidfd)
@@ -124,10 +121,9 @@ class Staff:
 
     def _read_log(self, process: WorkerProcess) -> None:
         slot = self._roster.slots[process.index]
-        lines = process.read_log()
-        for line in lines:
+        for line in process.read_log():
             self._host.show_worker_line(slot, line)
-        if not lines and process.exited_at is not None:
+        if process.has_log_ended:
             self._unwatch(process.log_fd)
 
     def _bury(self, slot: Slot, process: WorkerProcess, now: float) -> None:
@@ -142,9 +138,11 @@ class Staff:
             was_starting = slot.state is WorkerState.STARTING
             slot.failure = _explain(slot.failure or (f"{how} while {slot.stage!r}" if was_starting else how), tail)
         retried, convicted, explained = self._desk.worker_died(slot.index, how)
-        slot.died(how, now, is_permanent=is_permanent)
-        for index in explained:
+        for index in explained[:-1]:  # the last one is this death, which has not been counted yet
             self._roster.slots[index].budget.refund()
+        slot.died(how, now, is_permanent=is_permanent)
+        if explained:
+            slot.budget.refund()
         if was is not WorkerState.DRAINING:
             fate = f"; {retried} items go back to the queue, {convicted} failed" if retried or convicted else ""
             next_step = f"restart in {slot.start_at - now:.1f} s" if slot.state is WorkerState.BACKOFF else slot.state.value
@@ -153,6 +151,14 @@ class Staff:
     def _forget(self, process: WorkerProcess) -> None:
         for fd in (process.pidfd, process.log_fd):
             self._unwatch(fd)
+
+
+def _mask_of(pid: int) -> list[int]:
+    """The CPUs the process may run on; empty when it has gone already."""
+    try:
+        return sorted(os.sched_getaffinity(pid))
+    except OSError:
+        return []
 
 
 def _explain(what: str, tail: list[str]) -> str:

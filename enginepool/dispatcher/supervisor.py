@@ -41,6 +41,7 @@ class WorkerProcess:
         self.scratch = scratch
         self.log = WorkerLog()
         self.exited_at: float | None = None
+        self.has_log_ended = False
 
     def read_log(self) -> list[str]:
         """Lines that have come since the last call; never blocks."""
@@ -51,6 +52,7 @@ class WorkerProcess:
             except BlockingIOError:
                 break
             if not data:
+                self.has_log_ended = True
                 break
             lines += self.log.feed(data)
         return lines
