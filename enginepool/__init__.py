@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         StartError,
     )
     from enginepool.payload import CompletionOutput, Logprob
-    from enginepool.sampling import SamplingParams, StructuredOutputsParams
+    from enginepool.sampling import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
     from enginepool.status import PoolState, PoolStatus, WorkerState, WorkerStatus
 
 _HOMES = {
@@ -58,7 +58,7 @@ _HOMES = {
         "StartError",
     ),
     "enginepool.payload": ("CompletionOutput", "Logprob"),
-    "enginepool.sampling": ("SamplingParams", "StructuredOutputsParams"),
+    "enginepool.sampling": ("RepetitionDetectionParams", "SamplingParams", "StructuredOutputsParams"),
     "enginepool.status": ("PoolState", "PoolStatus", "WorkerState", "WorkerStatus"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -87,6 +87,7 @@ __all__ = [
     "PoolLost",
     "PoolState",
     "PoolStatus",
+    "RepetitionDetectionParams",
     "SamplingParams",
     "SettingsError",
     "StartError",

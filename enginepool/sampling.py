@@ -35,6 +35,14 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
     whitespace_pattern: str | None = None
 
 
+class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
+    """When to end a text that repeats itself (names and meaning as in vLLM 0.32; counts of tokens and of repetitions)."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+
 class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """How to sample. Field for field vLLM 0.32's `SamplingParams`; vLLM's own checks run in the worker.
 
@@ -71,7 +79,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     watermarking: bool | None = None
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
-    repetition_detection: dict[str, Any] | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None
 
@@ -125,9 +133,10 @@ def describe_encoding_error(error: Exception) -> str:
 
 def _fields_of(params: SamplingParams) -> dict[str, Any]:
     fields = {name: value for name in SamplingParams.__struct_fields__ if (value := getattr(params, name)) is not _DEFAULTS[name]}
-    nested = fields.get("structured_outputs")
-    if isinstance(nested, StructuredOutputsParams):
-        fields["structured_outputs"] = {name: getattr(nested, name) for name in nested.__struct_fields__}
+    for nested in ("structured_outputs", "repetition_detection"):
+        value = fields.get(nested)
+        if isinstance(value, StructuredOutputsParams | RepetitionDetectionParams):
+            fields[nested] = {name: getattr(value, name) for name in value.__struct_fields__}
     return fields
 
 

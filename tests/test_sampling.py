@@ -12,7 +12,14 @@ from enginepool.errors import InvalidRequest
 from enginepool.payload import decode_params
 from enginepool.sampling import SamplingParams, StructuredOutputsParams, coerce_params, encode_params
 
-ONLY_VLLM = {"output_kind", "output_text_buffer_length", "skip_clone", "stream_interval", "prompt_logprob_token_ids"}
+ONLY_VLLM = {
+    "prompt_logprob_start",
+    "output_kind",
+    "output_text_buffer_length",
+    "skip_clone",
+    "stream_interval",
+    "prompt_logprob_token_ids",
+}
 
 
 class _FakeStructuredOutputs(msgspec.Struct):

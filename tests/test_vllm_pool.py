@@ -218,6 +218,7 @@ BAD_ITEMS: list[tuple[str, Any, Any]] = [
     ("broken schema text", "x", {"structured_outputs": {"json": '{"type":'}}),
     ("undefined rule", "x", {"structured_outputs": {"grammar": "root ::= undefined_rule"}}),
     ("malformed detection", "x", {"repetition_detection": {"a": 1}}),
+    ("detection of less than two", "x", {"repetition_detection": {"max_pattern_size": 3, "min_count": 1}}),
     ("odd extra argument", "x", {"extra_args": {"kv_transfer_params": 5}}),
     ("two formats", "x", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
 ]
