@@ -26,6 +26,7 @@ def run_demo(workers: int = 2, model: str | None = None, console: Console | None
         f"enginepool demo: {len(PROMPTS)} prompts on {workers} {noun}, model {model or MODEL_NAME}", highlight=False, markup=False
     )
     if model is None:
+        console.print("It is a tiny model (135M): what it says is fluent, and often wrong.", highlight=False, markup=False)
         ensure_model(lambda line: console.print(line, highlight=False, markup=False))
     outputs, wall_s = _generate(model, workers)
     show(outputs, wall_s, console)
