@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from enginepool.clock import ClockAnchor
-
 T = TypeVar("T")
 
 
@@ -35,8 +33,6 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_static: bool
     heartbeat_s: float
     max_frame_bytes: int
-    anchor: ClockAnchor
-    cpus: list[int]
 
 
 def put(value: msgspec.Struct) -> int:

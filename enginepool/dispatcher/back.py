@@ -14,7 +14,6 @@ from enginepool.protocol import (
     PROTOCOL_VERSION,
     Abort,
     Done,
-    Drain,
     Enroll,
     Goodbye,
     Heartbeat,
@@ -99,10 +98,6 @@ class Back:
     def stop(self, worker: int) -> None:
         """Ask a worker to shut its engine down and exit."""
         self._to_worker(worker, Stop())
-
-    def drain(self, worker: int) -> None:
-        """Ask a worker to finish what it holds and exit."""
-        self._to_worker(worker, Drain())
 
     def forget(self, slot: Slot) -> None:
         """The worker's process is gone; whatever still comes from it is not listened to."""

@@ -303,7 +303,6 @@ class Dispatcher:
             pass
 
     def _make_spec(self, index: int) -> WorkerSpec:
-        plan = self._plan.workers[index]
         return WorkerSpec(
             index=index,
             endpoint=self._claim.back,
@@ -313,8 +312,6 @@ class Dispatcher:
             is_static=self.settings.batch_size is not None,
             heartbeat_s=self.settings.heartbeat_s,
             max_frame_bytes=self.settings.max_frame_bytes,
-            anchor=self._anchor,
-            cpus=list(plan.cpus),
         )
 
     def _timeout_ms(self) -> int:
