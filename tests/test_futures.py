@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from enginepool.client.futures import Collector, OutputFuture, Waiter
@@ -161,3 +163,26 @@ def test_collector_of_a_lost_pool_is_done_with_the_error() -> None:
     collector, error = Collector(2), PoolLost("gone")
     collector.lose(error)
     assert (collector.error, collector.is_done.is_set()) == (error, True)
+
+
+def test_collector_loses_no_refusal_and_no_count_between_two_threads() -> None:
+    count = 20_000
+    collector = Collector(count)
+
+    def refuse() -> None:
+        for index in range(0, count, 2):
+            collector.refuse(_output(index, Code.OVERLOADED))
+
+    def put() -> None:
+        for index in range(1, count, 2):
+            collector.put(_output(index))
+
+    refuser, putter = threading.Thread(target=refuse), threading.Thread(target=put)
+    refuser.start()
+    putter.start()
+    while not collector.is_done.is_set():
+        for output in collector.take_refused():
+            collector.put(_output(output.index))
+    refuser.join()
+    putter.join()
+    assert [output.index for output in collector.outputs if output] == list(range(count))

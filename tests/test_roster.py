@@ -203,7 +203,3 @@ def test_reasons_tell_equal_failures_once() -> None:
     for slot, failure in zip(roster.slots, ["no model", "out of memory", "no model", "old"], strict=True):
         slot.failure = failure
     assert roster.reasons().splitlines() == ["worker 0, 2: no model", "worker 1: out of memory"]
-
-
-def test_ready_slots_are_those_that_take_work() -> None:
-    assert [slot.index for slot in _roster(STARTING, READY, DRAINING, READY, FAILED).ready_slots()] == [1, 3]

@@ -86,9 +86,14 @@ class Waiter:
 
 
 class Collector:
-    """Gathers the outputs of one `*_many` call, in input order."""
+    """Gathers the outputs of one `*_many` call, in input order.
+
+    The receiving thread and the caller's both put into it (the caller what fails before it is sent), hence the lock: a
+    lost count, or a refusal appended to a list that has just been taken, would make the call wait for ever.
+    """
 
     def __init__(self, count: int) -> None:
+        self._lock = threading.Lock()
         self.outputs: list[Output | None] = [None] * count
         self.num_left = count
         self.num_failed = 0
@@ -101,7 +106,9 @@ class Collector:
 
     def put(self, output: Output) -> None:
         """One item has ended."""
-        if self.outputs[output.index] is None:
+        with self._lock:
+            if self.outputs[output.index] is not None:
+                return
             self.outputs[output.index] = output
             self.num_failed += output.error is not None
             self.num_tokens += sum(len(sample.token_ids) for sample in output.outputs)
@@ -112,9 +119,16 @@ class Collector:
     def refuse(self, output: Output) -> None:
         """Not accepted: the caller's thread decides whether to try again."""
         if output.error is not None and output.error.code is Code.OVERLOADED:
-            self.refused.append(output)
+            with self._lock:
+                self.refused.append(output)
         else:
             self.put(output)
+
+    def take_refused(self) -> list[Output]:
+        """What was refused since the last call."""
+        with self._lock:
+            refused, self.refused = self.refused, []
+        return refused
 
     def lose(self, error: EnginePoolError) -> None:
         """The pool is gone."""

@@ -99,7 +99,7 @@ class ManyCall:
 
     def _take_back_refused(self) -> None:
         """The backlog was full: keep no more in flight than it took, in smaller messages, and grow again from there."""
-        refused, self._collector.refused = self._collector.refused, []
+        refused = self._collector.take_refused()
         self._todo.extendleft(sorted((output.index for output in refused), reverse=True))
         self._chunk = max(1, self._chunk // 2)
         self._limit = max(1, self._collector.num_left - len(self._todo))

@@ -206,10 +206,6 @@ class Backlog:
         """When `due` is worth calling again, or infinity."""
         return self._deadlines[0][0] if self._deadlines else math.inf
 
-    def drain(self) -> list[Item]:
-        """Take everything out, in order."""
-        return list(iter(self.pop_isolated, None)) + list(iter(self.pop, None))
-
     def _level(self, priority: int) -> _Level:
         level = self._levels.get(priority)
         if level is None:

@@ -126,10 +126,6 @@ class Roster:
         """How many workers are in `state`."""
         return sum(slot.state is state for slot in self.slots)
 
-    def ready_slots(self) -> list[Slot]:
-        """Workers that take work."""
-        return [slot for slot in self.slots if slot.state is WorkerState.READY]
-
     def to_start(self, now: float, *, one_first: bool = False) -> list[Slot]:
         """Slots whose (re)start is due; with `one_first` the rest wait until a first worker was ready (cold caches)."""
         due = [slot for slot in self.slots if slot.state is WorkerState.BACKOFF and slot.start_at <= now]
