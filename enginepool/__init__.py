@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from enginepool.client.many import EnginePoolWarning
     from enginepool.client.outputs import Output, Usage
     from enginepool.client.pool import Pool
+    from enginepool.client.sidecar import Sidecar
     from enginepool.clock import Timings
     from enginepool.errors import (
         Code,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         PoolLost,
         SettingsError,
         StartError,
+        StartTimeout,
     )
     from enginepool.payload import CompletionOutput, Logprob
     from enginepool.sampling import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
@@ -38,6 +40,7 @@ _HOMES = {
     "enginepool.client.many": ("EnginePoolWarning",),
     "enginepool.client.outputs": ("Output", "Usage"),
     "enginepool.client.pool": ("Pool",),
+    "enginepool.client.sidecar": ("Sidecar",),
     "enginepool.clock": ("Timings",),
     "enginepool.errors": (
         "Code",
@@ -56,6 +59,7 @@ _HOMES = {
         "PoolLost",
         "SettingsError",
         "StartError",
+        "StartTimeout",
     ),
     "enginepool.payload": ("CompletionOutput", "Logprob"),
     "enginepool.sampling": ("RepetitionDetectionParams", "SamplingParams", "StructuredOutputsParams"),
@@ -90,7 +94,9 @@ __all__ = [
     "RepetitionDetectionParams",
     "SamplingParams",
     "SettingsError",
+    "Sidecar",
     "StartError",
+    "StartTimeout",
     "StructuredOutputsParams",
     "Timings",
     "Usage",

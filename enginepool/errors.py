@@ -143,6 +143,10 @@ class EngineMissing(StartError):
     exit_code = ExitCode.ENGINE_MISSING
 
 
+class StartTimeout(StartError, TimeoutError):
+    """The pool was not up within the limit of a wait; it goes on starting."""
+
+
 class NoDispatcher(PoolError):
     """Nothing answers at this endpoint."""
 

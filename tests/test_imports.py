@@ -121,7 +121,7 @@ def test_sockets_are_made_in_one_place() -> None:
 
 def test_processes_are_started_in_few_places() -> None:
     starters = _importers("subprocess")
-    assert {name for name in starters if _part(name) != "demo"} == {"dispatcher.supervisor", "client.embedded"}
+    assert {name for name in starters if _part(name) != "demo"} == {"dispatcher.supervisor", "client.child"}
 
 
 def test_nothing_is_pickled() -> None:

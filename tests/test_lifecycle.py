@@ -76,12 +76,12 @@ def test_exception_in_the_with_block_does_not_wait_for_items() -> None:
 def test_garbage_collection_stops_an_embedded_pool() -> None:
     pool = Pool(engine="echo", workers=1)
     pids = _pids(pool)
-    process = pool._held.embedded.process if pool._held.embedded else None
-    assert process is not None
+    sidecar = pool._held.sidecar
+    assert sidecar is not None
     del pool
     gc.collect()
     assert _all_gone(pids)
-    assert process.returncode == 0  # it left by itself when its lifeline ended, it was not killed
+    assert sidecar.exit_code == 0  # it left by itself when its lifeline ended, it was not killed
 
 
 def test_connected_pool_leaves_the_dispatcher_running(fresh_run_dir: Path) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from enginepool import rundir
 from enginepool.client.connection import Connection
-from enginepool.client.embedded import EmbeddedDispatcher
-from enginepool.client.engine_args import check_engine_args
 from enginepool.client.futures import OutputFuture, Waiter
 from enginepool.client.many import ManyCall, raise_first, warn_of
 from enginepool.client.outputs import Output
@@ -29,10 +26,12 @@ from enginepool.client.requests import (
     list_prompts,
     spread,
 )
+from enginepool.client.settings import make_settings
+from enginepool.client.sidecar import Sidecar, start_shown
 from enginepool.client.ticket import Sink, Ticket
 from enginepool.clock import monotonic
-from enginepool.config import PoolSettings, build_settings, nearest_setting
-from enginepool.errors import Code, ForkedPool, InvalidRequest, ItemError, PoolClosed, PoolError, SettingsError
+from enginepool.config import PoolSettings
+from enginepool.errors import Code, ForkedPool, InvalidRequest, ItemError, PoolClosed, PoolError
 from enginepool.protocol import Stop, SubmitItem
 from enginepool.sampling import SamplingParams
 from enginepool.status import PoolStatus
@@ -41,9 +40,9 @@ from enginepool.status import PoolStatus
 class _Held:
     """What a pool holds, apart from the pool, so that a finalizer can release it."""
 
-    def __init__(self, connection: Connection | None, embedded: EmbeddedDispatcher | None) -> None:
+    def __init__(self, connection: Connection | None, sidecar: Sidecar | None) -> None:
         self.connection = connection
-        self.embedded = embedded
+        self.sidecar = sidecar
         self.pid = os.getpid()
 
     def release(self) -> None:
@@ -52,8 +51,8 @@ class _Held:
             return
         if self.connection is not None:
             self.connection.close()
-        if self.embedded is not None:
-            self.embedded.kill()
+        if self.sidecar is not None:
+            self.sidecar.kill()
 
 
 class Pool:
@@ -81,38 +80,29 @@ class Pool:
         progress: bool | None = None,
         **engine_args: Any,
     ) -> None:
-        for name in engine_args:
-            near = nearest_setting(name)
-            if near is not None and name not in _OTHER_SETTINGS:
-                raise SettingsError(f"there is no setting {name!r}; did you mean {near!r}?")
-        own = {name: engine_args.pop(name) for name in list(engine_args) if name in _OTHER_SETTINGS}
-        settings = build_settings(
-            {
-                "model": _one_model(model, engine_args),
-                "workers": workers,
-                "engine": engine,
-                "batch_size": batch_size,
-                "batch_timeout_s": batch_timeout_s,
-                "cpu_affinity": cpu_affinity,
-                "engine_core": engine_core,
-                "start_timeout_s": start_timeout_s,
-                "drain_timeout_s": drain_timeout_s,
-                "shutdown_timeout_s": shutdown_timeout_s,
-                "min_ready": min_ready,
-                "log_level": "warning",
-                "engine_args": check_engine_args(engine_args),
-                **own,
-            }
+        settings = make_settings(
+            model,
+            workers=workers,
+            engine=engine,
+            batch_size=batch_size,
+            batch_timeout_s=batch_timeout_s,
+            cpu_affinity=cpu_affinity,
+            engine_core=engine_core,
+            start_timeout_s=start_timeout_s,
+            drain_timeout_s=drain_timeout_s,
+            shutdown_timeout_s=shutdown_timeout_s,
+            min_ready=min_ready,
+            **engine_args,
         )
-        embedded = EmbeddedDispatcher(settings, progress=is_terminal() if progress is None else progress)
+        sidecar = start_shown(settings, progress=is_terminal() if progress is None else progress)
         self._drain_timeout_s = settings.drain_timeout_s
         self._shutdown_timeout_s = settings.shutdown_timeout_s
         try:
-            connection = Connection(str(embedded.ready["endpoint"]))
+            connection = Connection(sidecar.endpoint)
         except BaseException:
-            embedded.kill()
+            sidecar.kill()
             raise
-        self._hold(connection, embedded)
+        self._hold(connection, sidecar)
 
     @classmethod
     def connect(cls, endpoint: str | None = None) -> Pool:
@@ -126,8 +116,8 @@ class Pool:
         pool._hold(Connection(endpoint or rundir.default_endpoint()), None)
         return pool
 
-    def _hold(self, connection: Connection, embedded: EmbeddedDispatcher | None) -> None:
-        self._held = _Held(connection, embedded)
+    def _hold(self, connection: Connection, sidecar: Sidecar | None) -> None:
+        self._held = _Held(connection, sidecar)
         self._connection = connection
         self._closing = threading.RLock()  # a signal handler may close in the middle of a close
         self._is_closed = False
@@ -251,12 +241,12 @@ class Pool:
                 self._release()
 
     def _release(self) -> None:
-        connection, embedded = self._connection, self._held.embedded
-        if embedded is not None:
-            self._stop(connection, embedded)
+        connection, sidecar = self._connection, self._held.sidecar
+        if sidecar is not None:
+            self._stop(connection, sidecar)
         connection.close()
-        if embedded is not None:
-            embedded.kill()
+        if sidecar is not None:
+            sidecar.kill()
         self._finalizer.detach()
 
     def __enter__(self) -> Pool:
@@ -289,12 +279,12 @@ class Pool:
         connection.submit([ticket], [SubmitItem(seq, priority, deadline_s, encoded.params.sequences)], [encoded.frame])
         return seq
 
-    def _stop(self, connection: Connection, embedded: EmbeddedDispatcher) -> None:
+    def _stop(self, connection: Connection, sidecar: Sidecar) -> None:
         try:
             connection.post(Stop(), even_if_abandoned=True)
         except (PoolError, PoolClosed):
             return
-        if embedded.wait(self._shutdown_timeout_s + 2):
+        if sidecar.wait(self._shutdown_timeout_s + 2):
             connection.wait_lost(1.0)  # its last results are read before it is let go
 
     def _usable(self, *, waits: bool = True) -> Connection:
@@ -305,18 +295,6 @@ class Pool:
         if self._connection.is_own_thread and waits:
             raise InvalidRequest("a future's callback must not wait for the pool: it runs on the thread that receives; use submit")
         return self._connection
-
-
-_OTHER_SETTINGS = set(PoolSettings.__struct_fields__) - {"engine_args", "model"}
-
-
-def _one_model(model: str | os.PathLike[str] | None, engine_args: dict[str, Any]) -> str | None:
-    """The pool's own `model` wins over one among the engine arguments, with a warning."""
-    other = engine_args.pop("model", None)
-    if model is not None and other is not None and other != model:
-        warnings.warn(f"two models were given; the pool's {model!r} is used, not {other!r} of the engine arguments", stacklevel=4)
-    chosen = other if model is None else model
-    return None if chosen is None else os.fspath(chosen)
 
 
 def _checked_ids(request_ids: Sequence[str] | None) -> Sequence[str] | None:
