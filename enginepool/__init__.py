@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from enginepool.client.many import EnginePoolWarning
     from enginepool.client.outputs import Output, Usage
     from enginepool.client.pool import Pool
+    from enginepool.client.progress import Progress
     from enginepool.client.sidecar import Sidecar
     from enginepool.clock import Timings
     from enginepool.errors import (
@@ -40,6 +41,7 @@ _HOMES = {
     "enginepool.client.many": ("EnginePoolWarning",),
     "enginepool.client.outputs": ("Output", "Usage"),
     "enginepool.client.pool": ("Pool",),
+    "enginepool.client.progress": ("Progress",),
     "enginepool.client.sidecar": ("Sidecar",),
     "enginepool.clock": ("Timings",),
     "enginepool.errors": (
@@ -91,6 +93,7 @@ __all__ = [
     "PoolLost",
     "PoolState",
     "PoolStatus",
+    "Progress",
     "RepetitionDetectionParams",
     "SamplingParams",
     "SettingsError",

@@ -10,7 +10,7 @@ from typing import Any
 from enginepool.client.connection import TIMEOUT, Connection
 from enginepool.client.futures import Collector
 from enginepool.client.outputs import Output
-from enginepool.client.progress import make_view
+from enginepool.client.progress import ProgressCallback, make_view
 from enginepool.client.requests import EncodedParams, check_deadline, check_priority, encode_item, text_of
 from enginepool.client.ticket import Ticket
 from enginepool.clock import monotonic
@@ -55,14 +55,18 @@ class ManyCall:
         self._num_ended = 0
         self._chunk = self._max_chunk = min(CHUNK, connection.welcome.limits.max_items_per_message)
 
-    def run(self, *, progress: bool) -> list[Output]:
+    def run(self, *, progress: bool | ProgressCallback) -> list[Output]:
         """Run to the end. Raises PoolLost, with what has finished in its `outputs`, when the pool is gone."""
         collector = self._collector
         try:
-            with self._connection.call(), make_view(len(self._prompts), is_shown=progress) as view:
+            with self._connection.call(), make_view(len(self._prompts), progress) as view:
                 while not collector.is_done.is_set() and not self._is_late():
                     self._submit_what_fits()
-                    self._wait(TICK_S if progress else None)
+                    self._wait(TICK_S if view.is_live else None)
+                    view.update(len(self._prompts) - collector.num_left, collector.num_failed, collector.num_tokens)
+                if collector.num_left and collector.error is None:
+                    self._abort_left()
+                    self._fill_left(TIMEOUT)
                     view.update(len(self._prompts) - collector.num_left, collector.num_failed, collector.num_tokens)
         except PoolLost as error:
             raise _with_outputs(collector, error) from None
@@ -73,9 +77,6 @@ class ManyCall:
             raise _with_outputs(collector, collector.error)
         if collector.error is not None:
             raise collector.error
-        if collector.num_left:
-            self._abort_left()
-            self._fill_left(TIMEOUT)
         return [output for output in collector.outputs if output is not None]
 
     def _is_late(self) -> bool:

@@ -11,9 +11,10 @@ from typing import Any, Literal
 from enginepool import rundir
 from enginepool.client.connection import Connection
 from enginepool.client.futures import OutputFuture, Waiter
+from enginepool.client.loading import shows_loading
 from enginepool.client.many import ManyCall, raise_first, warn_of
 from enginepool.client.outputs import Output
-from enginepool.client.progress import is_terminal
+from enginepool.client.progress import ProgressCallback
 from enginepool.client.requests import (
     EncodedParams,
     Params,
@@ -94,7 +95,7 @@ class Pool:
             min_ready=min_ready,
             **engine_args,
         )
-        sidecar = start_shown(settings, progress=is_terminal() if progress is None else progress)
+        sidecar = start_shown(settings, progress=shows_loading(progress))
         self._drain_timeout_s = settings.drain_timeout_s
         self._shutdown_timeout_s = settings.shutdown_timeout_s
         try:
@@ -164,14 +165,15 @@ class Pool:
         priorities: int | Sequence[int] = 0,
         deadline_s: float | Sequence[float | None] | None = None,
         on_error: Literal["return", "raise"] = "return",
-        progress: bool = False,
+        progress: bool | ProgressCallback = False,
         timeout_s: float | None = None,
     ) -> list[Output]:
         """Run many prompts; returns one Output a prompt, in input order, always.
 
         `params` is one for all or one an item; `deadline_s` counts from the item's submission; lower `priorities` go
         first. With `on_error="raise"` the first failed item raises ItemFailed after all have ended. At `timeout_s` the
-        unfinished items end with the code `timeout`. Raises InvalidRequest for a call that makes no sense, PoolLost (with
+        unfinished items end with the code `timeout`. `progress` shows a bar, or is called with a Progress about ten times a
+        second and once at the end; what it raises ends the call. Raises InvalidRequest for a call that makes no sense, PoolLost (with
         the finished outputs) when the pool is gone.
         """
         connection = self._usable()

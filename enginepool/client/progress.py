@@ -1,26 +1,55 @@
-"""Progress of long calls: a live bar on a terminal, one plain line every few seconds elsewhere. Always on stderr."""
+"""Progress of long calls: a live bar on a terminal or in a notebook, plain lines elsewhere (on stderr), or a callback."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import msgspec
+
+from enginepool.client.bars import Bar, TerminalBar
 from enginepool.clock import monotonic
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 PLAIN_INTERVAL_S = 5.0
 REDRAW_S = 0.1
+CALLBACK_INTERVAL_S = 0.1
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a call is: items ended, of how many (None where that is unknown), failures among them, tokens of what has ended."""
+
+    done: int
+    total: int | None
+    failed: int
+    tokens: int
+    elapsed_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of the ended items over the whole time of the call."""
+        return self.tokens / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left at the present rate; None while nothing has ended or the total is unknown."""
+        if self.total is None or self.done == 0:
+            return None
+        return max(0, self.total - self.done) * self.elapsed_s / self.done
+
+
+ProgressCallback = Callable[[Progress], None]
 
 
 class View(Protocol):
-    """Shows how far a call is."""
+    """Shows how far a call is. The caller of one that `is_live` updates it some ten times a second."""
+
+    is_live: bool
 
     def update(self, done: int, failed: int, tokens: int) -> None:
-        """Show these totals (called often; draws seldom)."""
+        """Take these totals (called often; shown seldom)."""
 
     def __enter__(self) -> View: ...
 
@@ -32,22 +61,27 @@ def is_terminal() -> bool:
     return bool(sys.stderr and sys.stderr.isatty()) and os.environ.get("TERM") != "dumb"
 
 
-def make_view(total: int, *, is_shown: bool) -> View:
-    """The view for this process's stderr."""
-    if not is_shown:
+def make_view(total: int | None, progress: bool | ProgressCallback) -> View:
+    """The view that the caller's `progress` asks for; `total` is None where nobody knows how many items will come."""
+    if callable(progress):
+        return _Callback(total, progress)
+    if not progress:
         return _Silent()
-    return _Bar(total) if is_terminal() else _Lines(total)
+    return _Drawn(total, TerminalBar(total)) if is_terminal() else _Lines(total)
 
 
-def describe_progress(done: int, total: int, failed: int, tokens: int, elapsed_s: float) -> str:
-    """One plain line: items, failures, tokens/s of what has finished, time left at the present rate."""
-    rate = tokens / elapsed_s if elapsed_s > 0 else 0.0
-    left = f", about {(total - done) * elapsed_s / done:.0f} s left" if 0 < done < total else ""
-    fails = f", {failed} failed" if failed else ""
-    return f"{done}/{total} items{fails}, {rate:,.0f} tokens/s, {elapsed_s:.0f} s{left}"
+def describe_progress(progress: Progress) -> str:
+    """One plain line: items, failures, tokens/s of what has ended, time left at the present rate."""
+    items = f"{progress.done} items" if progress.total is None else f"{progress.done}/{progress.total} items"
+    fails = f", {progress.failed} failed" if progress.failed else ""
+    is_under_way = progress.total is not None and progress.done < progress.total
+    left = f", about {progress.left_s:.0f} s left" if is_under_way and progress.left_s is not None else ""
+    return f"{items}{fails}, {progress.tokens_per_s:,.0f} tokens/s, {progress.elapsed_s:.0f} s{left}"
 
 
 class _Silent:
+    is_live = False
+
     def update(self, done: int, failed: int, tokens: int) -> None:
         pass
 
@@ -58,96 +92,78 @@ class _Silent:
         pass
 
 
-class _Lines:
-    def __init__(self, total: int) -> None:
+class _Paced:
+    """Shows once an interval at most, and at the end what was not shown yet."""
+
+    is_live = True
+
+    def __init__(self, total: int | None, interval_s: float, first_after_s: float = 0.0) -> None:
         self._total = total
+        self._interval_s = interval_s
         self._started = monotonic()
-        self._next = self._started + PLAIN_INTERVAL_S
+        self._next = self._started + first_after_s
         self._last = (0, 0, 0)
+        self._shown: tuple[int, int, int] | None = None
 
     def update(self, done: int, failed: int, tokens: int) -> None:
         self._last = (done, failed, tokens)
-        if monotonic() >= self._next:
-            self._next = monotonic() + PLAIN_INTERVAL_S
-            self._print()
-
-    def __enter__(self) -> View:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._print()
-
-    def _print(self) -> None:
-        done, failed, tokens = self._last
-        line = describe_progress(done, self._total, failed, tokens, monotonic() - self._started)
-        print(f"enginepool: {line}", file=sys.stderr, flush=True)
-
-
-class _Bar:
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        self._progress: Progress = Progress(
-            TextColumn("generating"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._task = self._progress.add_task("", total=total, note="")
-        self._started = monotonic()
-        self._next = 0.0
-
-    def update(self, done: int, failed: int, tokens: int) -> None:
         now = monotonic()
         if now >= self._next:
-            self._next = now + REDRAW_S
-            self._draw(done, failed, tokens)
-        self._last = (done, failed, tokens)
+            self._next = now + self._interval_s
+            self._show_last()
 
     def __enter__(self) -> View:
-        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._shown != self._last:
+            self._show_last()
+
+    def _show_last(self) -> None:
+        self._shown = done, failed, tokens = self._last
+        self._show(Progress(done, self._total, failed, tokens, monotonic() - self._started))
+
+    def _show(self, progress: Progress) -> None:
+        raise NotImplementedError
+
+
+class _Lines(_Paced):
+    def __init__(self, total: int | None) -> None:
+        super().__init__(total, PLAIN_INTERVAL_S, first_after_s=PLAIN_INTERVAL_S)
+
+    def _show(self, progress: Progress) -> None:
+        print(f"enginepool: {describe_progress(progress)}", file=sys.stderr, flush=True)
+
+
+class _Drawn(_Paced):
+    def __init__(self, total: int | None, bar: Bar) -> None:
+        super().__init__(total, REDRAW_S)
+        self._bar = bar
+
+    def __enter__(self) -> View:
+        self._bar.open()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._draw(*self._last)
-        self._progress.stop()
+        try:
+            super().__exit__(None)
+        finally:
+            self._bar.close()
 
-    def _draw(self, done: int, failed: int, tokens: int) -> None:
-        rate = tokens / max(1e-9, monotonic() - self._started)
-        fails = f"[red]{failed} failed[/] " if failed else ""
-        self._progress.update(self._task, completed=done, note=f"{fails}{rate:,.0f} tok/s")
-
-    _last = (0, 0, 0)
+    def _show(self, progress: Progress) -> None:
+        self._bar.draw(progress.done, progress.failed, progress.tokens_per_s)
 
 
-class LoadingView:
-    """Shows the start-up stages of workers: one live line on a terminal, one plain line a stage elsewhere."""
+class _Callback(_Paced):
+    """Runs on the calling thread, so that what it raises ends the call like a Ctrl-C there."""
 
-    def __init__(self, *, is_shown: bool) -> None:
-        self._stages: dict[int, str] = {}
-        self._is_shown = is_shown
-        self._started = monotonic()
-        self._status = None
-        if is_shown and is_terminal():
-            from rich.console import Console
+    def __init__(self, total: int | None, callback: ProgressCallback) -> None:
+        super().__init__(total, CALLBACK_INTERVAL_S)
+        self._callback = callback
 
-            self._status = Console(stderr=True).status("starting workers")
-            self._status.start()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # what ended the call early must not be hidden by what the callback raises
+            super().__exit__(None)
 
-    def stage(self, worker: int, text: str) -> None:
-        """A worker has reached a stage."""
-        self._stages[worker] = text
-        if self._status is not None:
-            parts = [f"worker {index}: {stage}" for index, stage in sorted(self._stages.items())]
-            self._status.update(" · ".join(parts))
-        elif self._is_shown:
-            print(f"enginepool: worker {worker}: {text} ({monotonic() - self._started:.1f} s)", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Take the live line away."""
-        if self._status is not None:
-            self._status.stop()
+    def _show(self, progress: Progress) -> None:
+        self._callback(progress)

@@ -21,7 +21,7 @@ import msgspec
 
 from enginepool.client.child import KILL_WAIT_S, Child
 from enginepool.client.connection import Connection
-from enginepool.client.progress import LoadingView
+from enginepool.client.loading import LoadingView
 from enginepool.client.requests import check_seconds
 from enginepool.client.settings import make_settings
 from enginepool.clock import monotonic
