@@ -58,6 +58,10 @@ class EngineStamps(msgspec.Struct, frozen=True, array_like=True):
     num_tokens: int = 0
 
 
+encode_stamps = msgspec.msgpack.Encoder().encode
+decode_stamps = msgspec.msgpack.Decoder(EngineStamps | None).decode
+
+
 class Timings(msgspec.Struct, frozen=True):
     """When one item passed each milestone, in Unix seconds; None where it was not reached.
 

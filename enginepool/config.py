@@ -51,6 +51,13 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_cache_budget_bytes: Annotated[
         PositiveInt | None, Meta(description="KV cache memory of all CPU workers together; default: a share of the memory limit.")
     ] = None
+    request_format: Annotated[
+        str | None,
+        Meta(
+            description="How conversations become prompts: unset (the model's chat template), plain, default-template (the model's, "
+            "else plain), or a Jinja template as path or text."
+        ),
+    ] = None
     min_ready: Annotated[PositiveInt | None, Meta(description="Workers that must be ready for the pool to be up (default: all).")] = None
     start_timeout_s: Annotated[
         PositiveFloat, Meta(description="Longest silence of a starting worker; each stage or log line starts it anew.")

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from enginepool.chat_format import RequestFormat
+
 T = TypeVar("T")
 
 
@@ -20,6 +22,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     flags: list[str] = []
     engine_core: str = "inproc"
     kv_cache_bytes: int | None = None
+    request_format: RequestFormat = RequestFormat()
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,23 +1,47 @@
 """The opaque half of a message: what one request carries to the worker and what comes back for it.
 
-The dispatcher forwards these frames unread, so only clients and workers import this module.
+The dispatcher forwards these frames unread, so only clients and workers import this module. A stream's frames are lists of
+CompletionOutput that hold what is new, and its result holds the last of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from enginepool.clock import EngineStamps
 
-
-class GenerateRequest(msgspec.Struct, frozen=True, array_like=True):
-    """One item on its way to an engine. `params` is an encoded map of the non-default SamplingParams, or nil."""
+class GenerateRequest(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """A prompt on its way to an engine. `params` is an encoded map of the non-default SamplingParams, or nil."""
 
     prompt: str | None
     prompt_token_ids: list[int] | None
     params: msgspec.Raw
+    is_stream: bool = False
+
+
+class ChatRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A conversation on its way to an engine, rendered there. `options` is an encoded ChatOptions."""
+
+    messages: list[dict[str, Any]]
+    options: msgspec.Raw
+    params: msgspec.Raw
+    is_stream: bool = False
+
+
+class ChatOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How to render a conversation, with `LLM.chat`'s names. `request_format` None is the pool's own (enginepool/chat_format.py)."""
+
+    request_format: str | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+Request = GenerateRequest | ChatRequest
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -45,16 +69,18 @@ class CompletionOutput(msgspec.Struct, array_like=True):
 
 
 class GenerateResult(msgspec.Struct, frozen=True, array_like=True):
-    """What an engine made of one item."""
+    """What an engine made of one item. `prompt` is the rendered text of a conversation."""
 
     outputs: list[CompletionOutput]
-    stamps: EngineStamps
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: Logprobs | None = None
     num_cached_tokens: int | None = None
+    prompt: str | None = None
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_request = msgspec.msgpack.Decoder(GenerateRequest).decode
+decode_request: Callable[[bytes], Request] = msgspec.msgpack.Decoder(Request).decode
+decode_options = msgspec.msgpack.Decoder(ChatOptions).decode
+decode_parts = msgspec.msgpack.Decoder(list[CompletionOutput]).decode
 decode_result = msgspec.msgpack.Decoder(GenerateResult).decode
 decode_params = msgspec.msgpack.Decoder(dict[str, Any] | None, strict=False).decode

@@ -4,8 +4,8 @@ A message is a header frame (msgpack, an array whose first element is the tag) a
 payload frame an item::
 
     client ── Hello Submit* Abort GetStatus Drain Stop Ping Bye ──▶ dispatcher ── Lease* Abort Drain Stop ──▶ worker
-    client ◀── Welcome Rejected Refused Result* Status Pong ── dispatcher ◀── Enroll Stage StartFailed Ready ── worker
-                                                               dispatcher ◀── Window Done* Heartbeat Goodbye ── worker
+    client ◀── Welcome Rejected Refused Delta* Result* Status Pong ── dispatcher ◀── Enroll Stage StartFailed Ready ── worker
+                                                        dispatcher ◀── Window Delta* Done* Heartbeat Goodbye ── worker
 
 A client names an item by its own `seq`; towards a worker the dispatcher names the attempt by a `lease` number that it
 never uses twice, so an answer of an older attempt finds nothing and is dropped. An accepted item ends in exactly one
@@ -23,7 +23,9 @@ from enginepool.clock import ClockAnchor
 from enginepool.errors import ItemError
 from enginepool.status import Load, PoolStatus
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+NO_STAMPS = msgspec.Raw(b"\xc0")
+"""Encoded nil: the item never reached an engine."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -123,7 +125,7 @@ class Refused(Message, frozen=True):
 
 
 class ResultItem(msgspec.Struct, frozen=True, array_like=True):
-    """The end of one item. With an `error` its payload frame is empty."""
+    """The end of one item. With an `error` its payload frame is empty. `stamps` are the worker's (an encoded EngineStamps, or nil)."""
 
     seq: int
     worker: int | None
@@ -131,6 +133,7 @@ class ResultItem(msgspec.Struct, frozen=True, array_like=True):
     received: float
     leased: float | None
     error: ItemError | None = None
+    stamps: msgspec.Raw = NO_STAMPS
 
 
 class Result(Message, frozen=True):
@@ -138,6 +141,13 @@ class Result(Message, frozen=True):
 
     has_payload = True
     items: list[ResultItem]
+
+
+class Delta(Message, frozen=True):
+    """What is new in streams, one payload frame each: `seq` numbers to a client, lease numbers from a worker."""
+
+    has_payload = True
+    ids: list[int]
 
 
 class Status(Message, frozen=True):
@@ -199,10 +209,11 @@ class Window(Message, frozen=True):
 
 
 class DoneItem(msgspec.Struct, frozen=True, array_like=True):
-    """The end of one lease. With an `error` its payload frame is empty."""
+    """The end of one lease. With an `error` its payload frame is empty. The dispatcher forwards `stamps` (an encoded EngineStamps)."""
 
     lease: int
     error: ItemError | None = None
+    stamps: msgspec.Raw = NO_STAMPS
 
 
 class Done(Message, frozen=True):
@@ -232,8 +243,8 @@ class Lease(Message, frozen=True):
 
 
 ClientMessage = Hello | Submit | Abort | GetStatus | Drain | Stop | Ping | Bye
-ToClient = Welcome | Rejected | Refused | Result | Status | Pong
-WorkerMessage = Enroll | Stage | StartFailed | Ready | Window | Done | Heartbeat | Goodbye
+ToClient = Welcome | Rejected | Refused | Delta | Result | Status | Pong
+WorkerMessage = Enroll | Stage | StartFailed | Ready | Window | Delta | Done | Heartbeat | Goodbye
 ToWorker = Lease | Abort | Drain | Stop | Rejected
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
+from enginepool.chat_format import RequestFormat, read_format
 from enginepool.config import PoolSettings
 from enginepool.dispatcher.announce import Announcer
 from enginepool.dispatcher.logs import LogWriter, stamp
@@ -89,6 +90,7 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
         check_model_path(settings.model)
     if settings.engine == "echo" and settings.vllm_flags:
         raise SettingsError(f"the echo engine takes no vLLM flags: {' '.join(settings.vllm_flags)}")
+    request_format = _read_format(settings)
     sweep_scratch()
     plan = _make_plan(settings)
     claim = claim_endpoint(settings.endpoint, pool_id)
@@ -97,7 +99,7 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
         dispatcher = Dispatcher(
             settings,
             plan,
-            lambda index: _engine_spec(settings, plan, model, name, index),
+            lambda index: _engine_spec(settings, plan, model, name, request_format, index),
             claim,
             pool_id,
             name,
@@ -171,7 +173,14 @@ def _parallel_size(settings: PoolSettings, name: str, short: str) -> int:
         return 1
 
 
-def _engine_spec(settings: PoolSettings, plan: Plan, model: str, name: str, index: int) -> EngineSpec:
+def _read_format(settings: PoolSettings) -> RequestFormat:
+    try:
+        return read_format(settings.request_format)
+    except ValueError as error:
+        raise SettingsError(f"request_format: {error}") from None
+
+
+def _engine_spec(settings: PoolSettings, plan: Plan, model: str, name: str, request_format: RequestFormat, index: int) -> EngineSpec:
     worker = plan.workers[index]
     is_embedded = settings.model is None and settings.engine == "vllm" and not any("eager" in flag for flag in settings.vllm_flags)
     has_own_budget = "kv_cache_memory_bytes" in settings.engine_args
@@ -183,6 +192,7 @@ def _engine_spec(settings: PoolSettings, plan: Plan, model: str, name: str, inde
         flags=settings.vllm_flags,
         engine_core=worker.engine_core,
         kv_cache_bytes=None if has_own_budget else worker.kv_cache_bytes,
+        request_format=request_format,
     )
 
 

@@ -38,6 +38,17 @@ class ItemState(enum.Enum):
     FINISHED = 2
 
 
+class Iteration(msgspec.Struct, frozen=True):
+    """What one engine step held: requests in prefill ("context") and in decode ("generation"), and their tokens in it."""
+
+    index: int
+    num_context_requests: int
+    num_context_tokens: int
+    num_generation_requests: int
+    num_generation_tokens: int
+    elapsed_s: float
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True):
     """What a worker's engine is doing, as its heartbeat tells. `kv_cache_usage` is a share of 1."""
 
@@ -46,10 +57,14 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     kv_cache_usage: float | None = None
+    iteration: Iteration | None = None
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """One worker: counts are since its process started, rates in tokens/s over the last few seconds."""
+    """One worker: counts are since its process started, rates in tokens/s over the last few seconds.
+
+    `iteration` is its engine's last step, told where vLLM's `enable_logging_iteration_details` is on.
+    """
 
     index: int
     pid: int | None
@@ -68,6 +83,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     generation_tokens_per_s: float
     kv_cache_usage: float | None
     rss_bytes: int | None
+    iteration: Iteration | None = None
 
 
 class PoolStatus(msgspec.Struct, frozen=True):

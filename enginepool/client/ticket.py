@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from enginepool.client.outputs import Output
-from enginepool.clock import ClockAnchor, Timings
+from enginepool.clock import ClockAnchor, EngineStamps, Timings, decode_stamps
 from enginepool.errors import EnginePoolError, ItemError
-from enginepool.payload import GenerateResult
+from enginepool.payload import CompletionOutput, GenerateResult
 from enginepool.protocol import ResultItem
 
 
@@ -24,13 +24,28 @@ class Sink(Protocol):
         """The pool did not accept the item."""
 
 
+class StreamSink(Sink, Protocol):
+    """Who waits for a stream."""
+
+    def add(self, parts: list[CompletionOutput]) -> None:
+        """There is something new."""
+
+
 class Ticket:
     """One item in flight. `submitted` is monotonic."""
 
-    __slots__ = ("index", "prompt", "prompt_token_ids", "request_id", "seq", "sink", "submitted")
+    __slots__ = ("index", "prompt", "prompt_token_ids", "request_id", "seq", "sink", "stream", "submitted")
 
     def __init__(
-        self, seq: int, index: int, request_id: str, prompt: str | None, ids: list[int] | None, submitted: float, sink: Sink
+        self,
+        seq: int,
+        index: int,
+        request_id: str,
+        prompt: str | None,
+        ids: list[int] | None,
+        submitted: float,
+        sink: Sink,
+        stream: StreamSink | None = None,
     ) -> None:
         self.seq = seq
         self.index = index
@@ -39,23 +54,17 @@ class Ticket:
         self.prompt_token_ids = ids
         self.submitted = submitted
         self.sink = sink
+        self.stream = stream
 
     def failed(self, error: ItemError, anchor: ClockAnchor, now: float, item: ResultItem | None = None) -> Output:
         """The Output of an item without a result."""
-        wall = anchor.to_wall
-        timings = Timings(
-            submitted=wall(self.submitted),
-            received=wall(item.received) if item else None,
-            leased=wall(item.leased) if item else None,
-            delivered=wall(now),
-        )
         return Output(
             index=self.index,
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=[],
-            timings=timings,
+            timings=self._timings(item, anchor, now),
             error=error,
             worker=item.worker if item else None,
             attempts=item.attempts if item else 0,
@@ -63,8 +72,25 @@ class Ticket:
 
     def finished(self, result: GenerateResult, item: ResultItem, anchor: ClockAnchor, now: float) -> Output:
         """The Output of an item with a result."""
-        wall, stamps = anchor.to_wall, result.stamps
-        timings = Timings(
+        return Output(
+            index=self.index,
+            request_id=self.request_id,
+            prompt=self.prompt if result.prompt is None else result.prompt,
+            prompt_token_ids=self.prompt_token_ids or result.prompt_token_ids,
+            outputs=result.outputs,
+            timings=self._timings(item, anchor, now),
+            worker=item.worker,
+            attempts=item.attempts,
+            prompt_logprobs=result.prompt_logprobs,
+            num_cached_tokens=result.num_cached_tokens,
+        )
+
+    def _timings(self, item: ResultItem | None, anchor: ClockAnchor, now: float) -> Timings:
+        wall = anchor.to_wall
+        if item is None:
+            return Timings(submitted=wall(self.submitted), delivered=wall(now))
+        stamps = decode_stamps(item.stamps) or NO_STAMPS
+        return Timings(
             wall(self.submitted),
             wall(item.received),
             wall(item.leased),
@@ -77,15 +103,6 @@ class Ticket:
             wall(now),
             stamps.num_tokens,
         )
-        return Output(
-            index=self.index,
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids or result.prompt_token_ids,
-            outputs=result.outputs,
-            timings=timings,
-            worker=item.worker,
-            attempts=item.attempts,
-            prompt_logprobs=result.prompt_logprobs,
-            num_cached_tokens=result.num_cached_tokens,
-        )
+
+
+NO_STAMPS = EngineStamps()

@@ -13,6 +13,7 @@ from enginepool.dispatcher.roster import Roster, Slot
 from enginepool.protocol import (
     PROTOCOL_VERSION,
     Abort,
+    Delta,
     Done,
     Enroll,
     Goodbye,
@@ -117,7 +118,11 @@ class Back:
             case Done(items):
                 assert self.desk is not None
                 for item, payload in zip(items, payloads, strict=False):
-                    self.desk.done(slot.index, item.lease, payload, item.error)
+                    self.desk.done(slot.index, item.lease, payload, item.error, item.stamps)
+            case Delta(numbers):
+                assert self.desk is not None
+                for number, payload in zip(numbers, payloads, strict=False):
+                    self.desk.delta(slot.index, number, payload)
             case Heartbeat(load):
                 slot.beat(load, now)
             case Window(capacity, prefetch):

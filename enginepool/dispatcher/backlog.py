@@ -27,6 +27,7 @@ class Item:
         "deadline",
         "deaths",
         "died_in",
+        "has_streamed",
         "last_worker",
         "lease",
         "leased",
@@ -59,6 +60,7 @@ class Item:
         self.attempts = 0
         self.deaths = 0
         self.died_in: list[int] = []
+        self.has_streamed = False
         self.lease: int | None = None
         self.leased: float | None = None
         self.last_worker: int | None = None

@@ -12,14 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import msgspec
+
 from enginepool.dispatcher.assign import BatchRule, WorkerLoad, assign_isolated, assign_slice
 from enginepool.dispatcher.backlog import Backlog, ClientId, Item
 from enginepool.dispatcher.leases import Leases, judge
 from enginepool.errors import Code, ItemError
-from enginepool.protocol import SubmitItem
+from enginepool.protocol import NO_STAMPS, SubmitItem
 from enginepool.status import ItemState
 
-Deliver = Callable[[Item, bytes, ItemError | None], None]
+Deliver = Callable[[Item, bytes, ItemError | None, msgspec.Raw], None]
+DeliverDelta = Callable[[Item, bytes], None]
 SendAbort = Callable[[int, list[int]], None]
 Grant = tuple[int, list[int], list[bytes]]
 
@@ -29,7 +32,15 @@ ABORTED = ItemError(Code.ABORTED, "aborted by the caller")
 class Desk:
     """All items of a pool. `deliver` is called once an item; `send_abort` with a worker and its lease numbers."""
 
-    def __init__(self, backlog: Backlog, max_slice: int, batch_rule: BatchRule | None, deliver: Deliver, send_abort: SendAbort) -> None:
+    def __init__(
+        self,
+        backlog: Backlog,
+        max_slice: int,
+        batch_rule: BatchRule | None,
+        deliver: Deliver,
+        deliver_delta: DeliverDelta,
+        send_abort: SendAbort,
+    ) -> None:
         self.backlog = backlog
         self.leases = Leases()
         self.batch_rule = batch_rule
@@ -39,6 +50,7 @@ class Desk:
         self._max_slice = max_slice
         self._granted_at = -math.inf
         self._deliver = deliver
+        self._deliver_delta = deliver_delta
         self._send_abort = send_abort
         self._items: dict[ClientId, dict[int, Item]] = {}
 
@@ -95,13 +107,20 @@ class Desk:
             )
             yield grant
 
-    def done(self, worker: int, number: int, payload: bytes, error: ItemError | None) -> None:
+    def delta(self, worker: int, number: int, payload: bytes) -> None:
+        """A worker tells what is new in a stream; from now on the item can not be run again unseen."""
+        item = self.leases.find(number, worker)
+        if item is not None and item.abort_error is None:
+            item.has_streamed = True
+            self._deliver_delta(item, payload)
+
+    def done(self, worker: int, number: int, payload: bytes, error: ItemError | None, stamps: msgspec.Raw = NO_STAMPS) -> None:
         """A worker answered; an answer of an older attempt finds no lease and is dropped."""
         item = self.leases.finish(number, worker)
         if item is not None:
             if error is not None and error.code is Code.ABORTED:
                 error = item.abort_error or error
-            self._end(item, payload, error)
+            self._end(item, payload, error, stamps)
 
     def worker_died(self, worker: int, how: str) -> tuple[int, int, list[int]]:
         """Put a dead worker's items back or fail the killer.
@@ -112,8 +131,8 @@ class Desk:
         for item in lost:
             item.died_in.append(worker)
         verdict = judge(lost)
+        num_failed = self._end_streams([*verdict.retried, *verdict.isolated], f"worker {worker} {how}")
         retried = self._put_back(verdict.retried, alone=False) + self._put_back(verdict.isolated, alone=True)
-        num_failed = 0
         for item in verdict.convicted:
             num_failed += item.abort_error is None
             text = f"worker {worker} {how} while this item ran alone in it; it was in {item.deaths} worker deaths, {item.attempts} attempts"
@@ -181,15 +200,23 @@ class Desk:
         for worker, numbers in to_worker.items():
             self._send_abort(worker, numbers)
 
+    def _end_streams(self, items: list[Item], what: str) -> int:
+        """Of these, end the streams whose first delta was delivered; returns how many."""
+        begun = [item for item in items if item.has_streamed and item.abort_error is None]
+        for item in begun:
+            self._end(item, b"", ItemError(Code.WORKER_LOST, f"{what} after this stream had begun; its text so far was delivered"))
+        return len(begun)
+
     def _put_back(self, items: list[Item], *, alone: bool) -> int:
-        wanted = [item for item in items if item.abort_error is None]
+        left = [item for item in items if item.state is not ItemState.FINISHED]
+        wanted = [item for item in left if item.abort_error is None]
         self.backlog.push_back(wanted, alone=alone)
-        for item in items:
+        for item in left:
             if item.abort_error is not None:
                 self._end(item, b"", item.abort_error)
         return len(wanted)
 
-    def _end(self, item: Item, payload: bytes, error: ItemError | None) -> None:
+    def _end(self, item: Item, payload: bytes, error: ItemError | None, stamps: msgspec.Raw = NO_STAMPS) -> None:
         item.state = ItemState.FINISHED
         item.payload = b""
         self.backlog.forget_deadline(item)
@@ -199,4 +226,4 @@ class Desk:
             del self._items[item.client]
         self.num_finished += 1
         self.num_failed += error is not None
-        self._deliver(item, payload, error)
+        self._deliver(item, payload, error, stamps)

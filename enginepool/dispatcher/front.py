@@ -17,6 +17,7 @@ from enginepool.protocol import (
     Abort,
     Bye,
     ClientMessage,
+    Delta,
     Drain,
     GetStatus,
     Hello,
@@ -50,6 +51,8 @@ class Session:
         self.pidfd = pidfd
         self.results: list[ResultItem] = []
         self.payloads: list[bytes] = []
+        self.streams: list[int] = []
+        self.deltas: list[bytes] = []
 
 
 class Front:
@@ -100,25 +103,36 @@ class Front:
             if message is not None:
                 self._handle(peer, message, frames[1:], monotonic())
 
-    def deliver(self, item: Item, payload: bytes, error: ItemError | None) -> None:
+    def deliver(self, item: Item, payload: bytes, error: ItemError | None, stamps: msgspec.Raw) -> None:
         """Collect a result for its client; `flush` sends it."""
         session = self._by_client.get(item.client)
         if session is None:
             return
-        session.results.append(ResultItem(item.seq, item.last_worker, item.attempts, item.received, item.leased, error))
+        session.results.append(ResultItem(item.seq, item.last_worker, item.attempts, item.received, item.leased, error, stamps))
         session.payloads.append(payload)
         self._with_results[session.peer] = session
 
+    def deliver_delta(self, item: Item, payload: bytes) -> None:
+        """Collect what is new in a stream; `flush` sends it before any result."""
+        session = self._by_client.get(item.client)
+        if session is not None:
+            session.streams.append(item.seq)
+            session.deltas.append(payload)
+            self._with_results[session.peer] = session
+
     def flush(self) -> None:
-        """Send collected results, one message a client (or as many as its size limit needs)."""
-        for peer, session in self._with_results.items():
-            results, payloads = session.results, session.payloads
-            session.results, session.payloads = [], []
-            step = self._welcome.limits.max_items_per_message
+        """Send what was collected, one message a client and kind (or as many as its size limit needs)."""
+        sessions, self._with_results = self._with_results, {}
+        step = self._welcome.limits.max_items_per_message
+        for peer, session in sessions.items():
+            streams, deltas, results, payloads = session.streams, session.deltas, session.results, session.payloads
+            session.streams, session.deltas, session.results, session.payloads = [], [], [], []
+            for start in range(0, len(streams), step):
+                part = slice(start, start + step)
+                self._send(peer, Delta(streams[part]), deltas[part])
             for start in range(0, len(results), step):
                 part = slice(start, start + step)
                 self._send(peer, Result(results[part]), payloads[part])
-        self._with_results.clear()
 
     def _handle(self, peer: bytes, message: ClientMessage, payloads: list[bytes], now: float) -> None:
         if isinstance(message, Hello):

@@ -57,6 +57,10 @@ class Leases:
             self._alone.discard(worker)
         return item
 
+    def find(self, number: int, worker: int) -> Item | None:
+        """The item of an open lease of this worker."""
+        return self._by_worker.get(worker, {}).get(number)
+
     def in_hand(self, worker: int) -> int:
         """How many items the worker holds."""
         return len(self._by_worker.get(worker, ()))

@@ -118,7 +118,7 @@ class Dispatcher:
         timeout_s = settings.static_timeout_s
         rule = BatchRule(settings.batch_size, timeout_s) if settings.batch_size and timeout_s else None
         backlog = Backlog(settings.max_backlog_items, settings.max_backlog_bytes)
-        self._desk = Desk(backlog, settings.max_slice, rule, self._front.deliver, self._back.abort)
+        self._desk = Desk(backlog, settings.max_slice, rule, self._front.deliver, self._front.deliver_delta, self._back.abort)
         self._front.desk = self._back.desk = self._desk
         supervisor = Supervisor({plan.index: plan for plan in self._plan.workers}, self._make_spec, is_chatty=settings.log_level == "debug")
         self._staff = Staff(self, supervisor, self.roster, self._desk, self._back, watch=self._watch, unwatch=self._unwatch)

@@ -83,6 +83,7 @@ class Reporter:
             generation_tokens_per_s=generation_rate,
             kv_cache_usage=slot.load.kv_cache_usage,
             rss_bytes=_tree_rss(slot.pid),
+            iteration=slot.load.iteration,
         )
 
 

@@ -14,7 +14,7 @@ from enginepool.errors import ItemError
 from enginepool.handover import WorkerSpec
 from enginepool.payload import GenerateRequest
 from enginepool.protocol import Message, Ready, Stage
-from enginepool.worker.engine import Engine, StartRefused, hint_for
+from enginepool.worker.engine import Engine, Finished, StartRefused, hint_for
 
 PROOF_PARAMS = msgspec.Raw(msgspec.msgpack.encode({"max_tokens": 1, "temperature": 0.0}))
 PROOF_LEASE = 0
@@ -54,7 +54,7 @@ def _build(spec: WorkerSpec, report: Callable[[str], None]) -> Engine:
     if spec.engine.kind == "echo":
         from enginepool.worker.echo_engine import EchoEngine
 
-        return EchoEngine(spec.engine.args, spec.index)
+        return EchoEngine(spec.engine.args, spec.index, spec.engine.request_format)
     report("importing vLLM")
     try:
         from enginepool.worker.vllm_engine import VllmEngine
@@ -66,6 +66,6 @@ def _build(spec: WorkerSpec, report: Callable[[str], None]) -> Engine:
 def _prove(engine: Engine) -> None:
     engine.admit(PROOF_LEASE, GenerateRequest(None, [1], PROOF_PARAMS), monotonic())
     while engine.has_unfinished:
-        for _, result in engine.step():
-            if isinstance(result, ItemError):
-                raise StartRefused("engine", f"the engine could not generate a first token: {result}")
+        for event in engine.step():
+            if isinstance(event, Finished) and isinstance(event.result, ItemError):
+                raise StartRefused("engine", f"the engine could not generate a first token: {event.result}")

@@ -10,16 +10,19 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from enginepool.chat_format import RequestFormat
 from enginepool.clock import EngineStamps, monotonic
 from enginepool.errors import Code
-from enginepool.payload import CompletionOutput, GenerateRequest, GenerateResult, decode_params
+from enginepool.payload import ChatRequest, CompletionOutput, GenerateResult, Request, decode_params
 from enginepool.status import Load
-from enginepool.worker.engine import EngineInfo, Finished, RefusedItem, StartRefused
+from enginepool.worker.echo_chat import ECHO_TEMPLATE, render_echo
+from enginepool.worker.engine import EngineInfo, Event, Finished, RefusedItem, Scope, StartRefused, Streamed
 
 
 class EchoScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +30,7 @@ class EchoScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     `step_s` is how long one token of all running items takes; 0 finishes an item in one step. `fail_start` lists workers
     whose start is refused, `crash_start` workers that exit in it, `hang_start` workers that never finish it.
+    `chat_template` is the template of its "model".
     """
 
     max_model_len: int = 4096
@@ -38,13 +42,30 @@ class EchoScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hang_start: list[int] = []
     hang_close: bool = False
     stdout: str = ""
+    chat_template: str | None = ECHO_TEMPLATE
 
 
 class _Running:
-    __slots__ = ("arrived", "fault", "first_token", "num_tokens", "params", "prompt_ids", "scheduled", "text", "wanted")
+    __slots__ = (
+        "arrived",
+        "fault",
+        "first_token",
+        "is_chat",
+        "is_stream",
+        "num_sent",
+        "num_tokens",
+        "params",
+        "prompt_ids",
+        "scheduled",
+        "text",
+        "wanted",
+    )
 
-    def __init__(self, text: str, prompt_ids: list[int], params: dict[str, Any], arrived: float) -> None:
+    def __init__(self, text: str, prompt_ids: list[int], params: dict[str, Any], arrived: float, request: Request) -> None:
         self.text = text
+        self.is_chat = isinstance(request, ChatRequest)
+        self.is_stream = request.is_stream
+        self.num_sent = 0
         self.prompt_ids = prompt_ids
         self.params = params
         self.fault: dict[str, Any] = params.get("extra_args") or {}
@@ -58,7 +79,8 @@ class _Running:
 class EchoEngine:
     """Runs up to `max_num_seqs` items at once, one token each a step."""
 
-    def __init__(self, args: dict[str, Any], index: int) -> None:
+    def __init__(self, args: dict[str, Any], index: int, request_format: RequestFormat | None = None) -> None:
+        self._format = request_format or RequestFormat()
         try:
             self._script = msgspec.convert(args, EchoScript)
         except msgspec.ValidationError as error:
@@ -76,6 +98,11 @@ class EchoEngine:
         return EngineInfo("echo", 256, self._script.max_model_len, self._script.max_num_seqs, ["generate"])
 
     @property
+    def scope(self) -> Scope:
+        """There is no profiler."""
+        return nullcontext
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether items are in hand (a miscounting engine has forgotten them)."""
         return bool(self._items) and not self._is_miscounting
@@ -85,34 +112,35 @@ class EchoEngine:
         """It runs in this process."""
         return []
 
-    def admit(self, lease: int, request: GenerateRequest, arrived: float) -> None:
+    def admit(self, lease: int, request: Request, arrived: float) -> None:
         """Take an item, or refuse an impossible one as vLLM would."""
         params = decode_params(request.params) or {}
-        ids = request.prompt_token_ids if request.prompt is None else list(request.prompt.encode())
+        text, ids = self._prompt_of(request)
         if not ids:
             raise RefusedItem(Code.INVALID_REQUEST, "the prompt is empty")
         if len(ids) >= self._script.max_model_len:
             limit = self._script.max_model_len
             raise RefusedItem(Code.CONTEXT_LENGTH_EXCEEDED, f"the prompt has {len(ids)} tokens, the model takes less than {limit}")
-        text = request.prompt if request.prompt is not None else bytes(i % 256 for i in ids).decode("latin-1")
-        item = self._items[lease] = _Running(text, ids, params, arrived)
+        item = self._items[lease] = _Running(text, ids, params, arrived, request)
         self._prompt_tokens += len(ids)
         if item.fault.get("fault") and item.fault.get("at", 0) == 0:
             self._misbehave(item.fault)
 
-    def step(self) -> list[Finished]:
+    def step(self) -> list[Event]:
         """One token for each running item; with no step time, all tokens at once."""
         running = list(self._items.items())[: self._script.max_num_seqs]
         if self._script.step_s:
             time.sleep(self._script.step_s)
         now = monotonic()
-        finished: list[Finished] = []
+        events: list[Event] = []
         for lease, item in running:
             self._advance(item, now)
             if item.num_tokens >= item.wanted:
                 del self._items[lease]
-                finished.append((lease, _result(item, now)))
-        return finished
+                events.append(Finished(lease, *_result(item, now)))
+            elif item.is_stream:
+                events.append(Streamed(lease, _parts(item, None)))
+        return events
 
     def abort(self, leases: list[int]) -> None:
         """Forget these items."""
@@ -128,6 +156,15 @@ class EchoEngine:
         """Nothing to release, unless the script says to hang."""
         while self._script.hang_close:
             time.sleep(3600)
+
+    def _prompt_of(self, request: Request) -> tuple[str, list[int]]:
+        if isinstance(request, ChatRequest):
+            text = render_echo(request, self._format, self._script.chat_template)
+            return text, list(text.encode())
+        if request.prompt is not None:
+            return request.prompt, list(request.prompt.encode())
+        ids = request.prompt_token_ids or []
+        return bytes(i % 256 for i in ids).decode("latin-1"), ids
 
     def _start(self) -> None:
         if self._script.stdout:
@@ -167,12 +204,18 @@ class EchoEngine:
                 self._is_miscounting = True
 
 
-def _result(item: _Running, now: float) -> GenerateResult:
-    text = (item.text * (item.wanted // max(1, len(item.text)) + 1))[: item.wanted]
-    ids = (item.prompt_ids * (item.wanted // len(item.prompt_ids) + 1))[: item.wanted]
-    outputs = [CompletionOutput(index, text, ids, "length") for index in range(item.params.get("n", 1))]
+def _result(item: _Running, now: float) -> tuple[GenerateResult, EngineStamps]:
     stamps = EngineStamps(item.arrived, item.arrived, item.scheduled, item.first_token, now, monotonic(), item.num_tokens)
-    return GenerateResult(outputs, stamps, item.prompt_ids)
+    return GenerateResult(_parts(item, "length"), item.prompt_ids, prompt=item.text if item.is_chat else None), stamps
+
+
+def _parts(item: _Running, finish_reason: str | None) -> list[CompletionOutput]:
+    """What has not been told yet: of a stream the new tokens, otherwise all."""
+    new = slice(item.num_sent, item.num_tokens)
+    item.num_sent = item.num_tokens
+    text = (item.text * (item.num_tokens // max(1, len(item.text)) + 1))[new]
+    ids = (item.prompt_ids * (item.num_tokens // len(item.prompt_ids) + 1))[new]
+    return [CompletionOutput(index, text, ids, finish_reason) for index in range(item.params.get("n", 1))]
 
 
 def _is_first_time(marker: str | None) -> bool:

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import msgspec
 
+from enginepool.chat_format import PLAIN, RequestFormat
+from enginepool.clock import EngineStamps
 from enginepool.errors import Code, EnginePoolError, ItemError
-from enginepool.payload import GenerateRequest, GenerateResult
+from enginepool.payload import ChatOptions, CompletionOutput, GenerateResult, Request
 from enginepool.status import Load
 
 Report = Callable[[str], None]
-Finished = tuple[int, "GenerateResult | ItemError"]
+Scope = Callable[[str], AbstractContextManager[Any]]
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The end of one item; of a stream the result holds what its deltas have not."""
+
+    lease: int
+    result: GenerateResult | ItemError
+    stamps: EngineStamps
+
+
+class Streamed(msgspec.Struct, frozen=True):
+    """What is new in one stream."""
+
+    lease: int
+    parts: list[CompletionOutput]
+
+
+Event = Finished | Streamed
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -53,14 +74,18 @@ class Engine(Protocol):
     def info(self) -> EngineInfo:
         """What the engine is."""
 
-    def admit(self, lease: int, request: GenerateRequest, arrived: float) -> None:
+    def admit(self, lease: int, request: Request, arrived: float) -> None:
         """Add an item; it runs from the next step on. Raises RefusedItem when this item is at fault."""
 
-    def step(self) -> list[Finished]:
-        """Run one iteration; returns what has finished. Any exception means that the engine is lost."""
+    def step(self) -> list[Event]:
+        """Run one iteration; returns what has come of it. Any exception means that the engine is lost."""
 
     def abort(self, leases: list[int]) -> None:
         """Stop these items; no result comes for them."""
+
+    @property
+    def scope(self) -> Scope:
+        """Makes a profiler's scope of a name; a null context unless profiling was asked for."""
 
     @property
     def has_unfinished(self) -> bool:
@@ -75,6 +100,14 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release everything."""
+
+
+def choose_format(options: ChatOptions, pool_format: RequestFormat) -> RequestFormat:
+    """A call's own format, else the pool's. Raises RefusedItem for tools that the format has no place for."""
+    chosen = pool_format if options.request_format is None else RequestFormat(options.request_format, options.chat_template)
+    if chosen.kind == PLAIN and options.tools:
+        raise RefusedItem(Code.INVALID_REQUEST, "plain format has no place for tools; give a chat_template or another request_format")
+    return chosen
 
 
 def hint_for(error: BaseException) -> str:

@@ -1,7 +1,8 @@
 """The feeder: keeps one engine fed from the link and sends each result the moment the batching mode allows.
 
 Continuous: new items join between steps, each result leaves when it is finished. Static: one message is one batch and
-its results leave together. Both drive the same step loop, so aborts and drains work in both.
+its results leave together (a stream's deltas leave at once). Both drive the same step loop, so aborts and drains work in
+both. Its stages (pull, admit, step, encode) are profiler scopes where vLLM's profiling variables ask for them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+
 from enginepool import payload
-from enginepool.clock import monotonic
+from enginepool.clock import EngineStamps, encode_stamps, monotonic
 from enginepool.errors import Code, ItemError
-from enginepool.payload import GenerateRequest
-from enginepool.protocol import Abort, Done, DoneItem, Drain, Message, Stop
+from enginepool.payload import Request
+from enginepool.protocol import NO_STAMPS, Abort, Delta, Done, DoneItem, Drain, Message, Stop
 from enginepool.status import Load
-from enginepool.worker.engine import Engine, EngineBroken, Finished, RefusedItem
+from enginepool.worker.engine import Engine, EngineBroken, Event, Finished, RefusedItem, Streamed
 from enginepool.worker.link import Batch, Command
 
 IDLE_STEP_S = 0.0002
@@ -46,6 +49,9 @@ class Feeder:
         self._batch_sizes = (0, 0)
         self._ended: list[DoneItem] = []
         self._payloads: list[bytes] = []
+        self._streams: list[int] = []
+        self._deltas: list[bytes] = []
+        self._scope = engine.scope
         self._is_stopping = False
         self._is_draining = False
         self._load_at = 0.0
@@ -71,15 +77,17 @@ class Feeder:
             self._obey(command)
 
     def _take_commands(self) -> None:
-        while not self._is_stopping and (command := self._link.take(wait=False)) is not None:
-            self._obey(command)
+        with self._scope("enginepool worker: pull"):
+            while not self._is_stopping and (command := self._link.take(wait=False)) is not None:
+                self._obey(command)
 
     def _obey(self, command: Command) -> None:
         match command:
             case Batch(leases, requests, arrived):
                 self._batch_sizes = (self._batch_sizes[0] + len(leases), self._batch_sizes[1])
-                for lease, request in zip(leases, requests, strict=True):
-                    self._admit(lease, request, arrived)
+                with self._scope("enginepool worker: admit"):
+                    for lease, request in zip(leases, requests, strict=True):
+                        self._admit(lease, request, arrived)
                 self._release()
             case Abort(leases):
                 self._abort(leases)
@@ -88,7 +96,7 @@ class Feeder:
             case Stop():
                 self._is_stopping = True
 
-    def _admit(self, lease: int, request: GenerateRequest | Exception, arrived: float) -> None:
+    def _admit(self, lease: int, request: Request | Exception, arrived: float) -> None:
         if isinstance(request, Exception):
             self._count_returned()
             self._end(lease, b"", ItemError(Code.INVALID_REQUEST, f"the request could not be read: {request}"))
@@ -115,44 +123,58 @@ class Feeder:
         if not self._in_hand:
             return
         started = monotonic()
-        finished = self._engine.step()
-        for ended in finished:
-            self._collect(ended)
+        with self._scope("enginepool worker: step"):
+            events = self._engine.step()
+        if events:
+            with self._scope("enginepool worker: encode"):
+                self._collect(events)
         self._release()
         if self._in_hand and not self._engine.has_unfinished:
             given, returned = self._batch_sizes
             raise EngineBroken(f"the engine was given {given} items and returned {returned}; {len(self._in_hand)} are missing")
-        if not finished and monotonic() - started < IDLE_STEP_S:
+        if not events and monotonic() - started < IDLE_STEP_S:
             time.sleep(IDLE_SLEEP_S)
         self._refresh_load()
 
-    def _collect(self, ended: Finished) -> None:
-        lease, result = ended
-        if lease not in self._in_hand:
-            raise EngineBroken(f"the engine returned an item that it does not hold (lease {lease})")
-        del self._in_hand[lease]
+    def _collect(self, events: list[Event]) -> None:
+        for event in events:
+            if event.lease not in self._in_hand:
+                raise EngineBroken(f"the engine returned an item that it does not hold (lease {event.lease})")
+            if isinstance(event, Streamed):
+                self._streams.append(event.lease)
+                self._deltas.append(payload.encode(event.parts))
+            else:
+                self._finish(event)
+
+    def _finish(self, finished: Finished) -> None:
+        del self._in_hand[finished.lease]
         self._count_returned()
+        result = finished.result
         if isinstance(result, ItemError):
-            self._end(lease, b"", result)
+            self._end(finished.lease, b"", result, finished.stamps)
             return
         data = payload.encode(result)
         if len(data) > self._max_frame_bytes:
             text = (
                 f"the result has {len(data)} bytes, more than max_frame_bytes ({self._max_frame_bytes}); ask for fewer logprobs or tokens"
             )
-            self._end(lease, b"", ItemError(Code.RESULT_TOO_LARGE, text))
+            self._end(finished.lease, b"", ItemError(Code.RESULT_TOO_LARGE, text), finished.stamps)
         else:
-            self._end(lease, data, None)
+            self._end(finished.lease, data, None, finished.stamps)
 
     def _count_returned(self) -> None:
         self._batch_sizes = (self._batch_sizes[0], self._batch_sizes[1] + 1)
 
-    def _end(self, lease: int, data: bytes, error: ItemError | None) -> None:
-        self._ended.append(DoneItem(lease, error))
+    def _end(self, lease: int, data: bytes, error: ItemError | None, stamps: EngineStamps | None = None) -> None:
+        self._ended.append(DoneItem(lease, error, NO_STAMPS if stamps is None else msgspec.Raw(encode_stamps(stamps))))
         self._payloads.append(data)
 
     def _release(self) -> None:
-        """Send what has ended; a static batch leaves whole."""
+        """Send what is new in streams and what has ended; a static batch leaves whole."""
+        if self._streams:
+            streams, deltas = self._streams, self._deltas
+            self._streams, self._deltas = [], []
+            self._link.send(Delta(streams), deltas)
         if not self._in_hand:
             self._batch_sizes = (0, 0)
         if self._ended and not (self._is_static and self._in_hand):

@@ -15,7 +15,7 @@ import msgspec
 
 from enginepool.clock import monotonic
 from enginepool.handover import WorkerSpec
-from enginepool.payload import GenerateRequest, decode_request
+from enginepool.payload import Request, decode_request
 from enginepool.protocol import (
     PROTOCOL_VERSION,
     Abort,
@@ -38,7 +38,7 @@ class Batch(msgspec.Struct):
     """Leased items, decoded; a request that can't be decoded is the error that says so."""
 
     leases: list[int]
-    requests: list[GenerateRequest | msgspec.DecodeError]
+    requests: list[Request | msgspec.DecodeError]
     arrived: float
 
 
@@ -114,7 +114,7 @@ def _command(frames: list[bytes]) -> Command:
             return command
 
 
-def _decode(frame: bytes) -> GenerateRequest | msgspec.DecodeError:
+def _decode(frame: bytes) -> Request | msgspec.DecodeError:
     try:
         return decode_request(frame)
     except msgspec.DecodeError as error:

@@ -18,14 +18,17 @@ from vllm.exceptions import VLLMClientError
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.utils import record_function_or_nullcontext
 
 from enginepool.clock import EngineStamps, monotonic
 from enginepool.errors import Code
 from enginepool.handover import EngineSpec
-from enginepool.payload import CompletionOutput, GenerateRequest, GenerateResult, Logprob, Logprobs, decode_params
+from enginepool.payload import ChatRequest, CompletionOutput, GenerateResult, Logprob, Logprobs, Request, decode_params
 from enginepool.status import Load
-from enginepool.worker.engine import EngineInfo, Finished, RefusedItem, StartRefused, hint_for
+from enginepool.worker.engine import EngineInfo, Event, Finished, RefusedItem, Scope, StartRefused, Streamed, hint_for
 from enginepool.worker.vllm_args import engine_arguments
+from enginepool.worker.vllm_chat import ChatRenderer
+from enginepool.worker.vllm_stats import IterationTap
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -51,7 +54,11 @@ class VllmEngine:
         self._has_stats = self._engine.log_stats
         if not self._has_stats:
             report("warning: disable_log_stats is set, so queued, scheduled, first_token and last_token stay empty")
-        self._arrived: dict[int, float] = {}
+        self._chat = ChatRenderer(self._llm, spec.request_format, self._render_text, _code_of)
+        self._tap = IterationTap()
+        if self._engine.logger_manager is not None:
+            self._engine.logger_manager.stat_loggers.append(self._tap)
+        self._items: dict[int, _Item] = {}
         self._totals = [0, 0]
         self._model = spec.name
 
@@ -75,6 +82,12 @@ class VllmEngine:
         )
 
     @property
+    def scope(self) -> Scope:
+        """vLLM's own: a profiler scope under VLLM_CUSTOM_SCOPES_FOR_PROFILING or VLLM_NVTX_SCOPES_FOR_PROFILING."""
+        scope: Scope = record_function_or_nullcontext
+        return scope
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether vLLM holds requests."""
         return bool(self._engine.has_unfinished_requests())
@@ -85,33 +98,30 @@ class VllmEngine:
         resources = getattr(self._engine.engine_core, "resources", None)
         return [] if resources is None else [process.pid for process in resources.engine_manager.processes]
 
-    def admit(self, lease: int, request: GenerateRequest, arrived: float) -> None:
-        """Render and add one item as `LLM.enqueue` does."""
+    def admit(self, lease: int, request: Request, arrived: float) -> None:
+        """Render and add one item as `LLM.enqueue` and `LLM.enqueue_chat` do."""
         try:
             params = self._params(request)
-            prompt: Any = {"prompt_token_ids": request.prompt_token_ids} if request.prompt is None else {"prompt": request.prompt}
-            renderer = self._llm.renderer
-            (rendered,) = renderer.render_cmpl([parse_model_prompt(self._llm.model_config, prompt)], renderer.default_cmpl_tok_params)
-            self._engine.add_request(str(lease), rendered, params)
-        except EngineDeadError:
+            self._engine.add_request(str(lease), self._render(request), params)
+        except (EngineDeadError, RefusedItem):
             raise
         except Exception as error:  # whatever admission raises is this item's: nothing has been stepped with it
             if not isinstance(error, VLLMClientError):
                 traceback.print_exc()
             self._engine.abort_request([str(lease)])
             raise RefusedItem(_code_of(error), _message_of(error)) from error
-        self._arrived[lease] = arrived
+        self._items[lease] = _Item(arrived, is_chat=isinstance(request, ChatRequest))
 
-    def step(self) -> list[Finished]:
-        """One vLLM step; FINAL_ONLY outputs come when they are finished."""
-        return [self._finish(output) for output in self._engine.step() if output.finished]
+    def step(self) -> list[Event]:
+        """One vLLM step; FINAL_ONLY outputs come when they are finished, DELTA outputs whenever there is something new."""
+        return [self._finish(output) if output.finished else self._delta(output) for output in self._engine.step()]
 
     def abort(self, leases: list[int]) -> None:
         """vLLM gives no final output for an aborted request."""
         if leases:
             self._engine.abort_request([str(lease) for lease in leases])
         for lease in leases:
-            self._arrived.pop(lease, None)
+            self._items.pop(lease, None)
 
     def load(self) -> Load:
         """vLLM's own gauges; without statistics only what was finished is known."""
@@ -126,16 +136,33 @@ class VllmEngine:
             prompt_tokens=int(values["vllm:prompt_tokens"]),
             generation_tokens=int(values["vllm:generation_tokens"]),
             kv_cache_usage=0.0 if is_idle else float(values["vllm:kv_cache_usage_perc"]),
+            iteration=self._tap.last,
         )
 
     def close(self) -> None:
         """Shut the core down, drop the engine, collect. A core in its own process is killed: vLLM would wait 5 s for it."""
         core = self._engine.engine_core
         core.shutdown(timeout=0)
-        del self._engine, self._llm
+        del self._engine, self._llm, self._chat
         gc.collect()
 
-    def _params(self, request: GenerateRequest) -> SamplingParams:
+    def _render(self, request: Request) -> Any:
+        if isinstance(request, ChatRequest):
+            return self._chat.render(request)
+        return self._render_text(request.prompt) if request.prompt is not None else self._render_ids(request.prompt_token_ids)
+
+    def _render_text(self, prompt: str) -> Any:
+        return self._render_prompt({"prompt": prompt})
+
+    def _render_ids(self, ids: list[int] | None) -> Any:
+        return self._render_prompt({"prompt_token_ids": ids})
+
+    def _render_prompt(self, prompt: Any) -> Any:
+        renderer = self._llm.renderer
+        (rendered,) = renderer.render_cmpl([parse_model_prompt(self._llm.model_config, prompt)], renderer.default_cmpl_tok_params)
+        return rendered
+
+    def _params(self, request: Request) -> SamplingParams:
         fields = decode_params(request.params)
         if fields is None:
             params = self._llm.get_default_sampling_params()
@@ -145,29 +172,59 @@ class VllmEngine:
             if fields.get("repetition_detection") is not None:
                 fields["repetition_detection"] = RepetitionDetectionParams(**fields["repetition_detection"])
             params = SamplingParams(**fields)
-        params.output_kind = RequestOutputKind.FINAL_ONLY
+        params.output_kind = RequestOutputKind.DELTA if request.is_stream else RequestOutputKind.FINAL_ONLY
         return params
+
+    def _delta(self, output: RequestOutput) -> Streamed:
+        """What is new. vLLM hands the prompt's logprobs out once, with the first delta; the result will want them."""
+        lease = int(output.request_id)
+        if output.prompt_logprobs is not None:
+            self._items[lease].prompt_logprobs = _logprobs(output.prompt_logprobs)
+        parts = _parts(output)
+        self._totals[1] += sum(len(part.token_ids) for part in parts)
+        return Streamed(lease, parts)
 
     def _finish(self, output: RequestOutput) -> Finished:
         finished = monotonic()
         lease = int(output.request_id)
-        stamps = _stamps(output.metrics, self._arrived.pop(lease), finished)
-        outputs = [
-            CompletionOutput(
-                sample.index,
-                sample.text,
-                list(sample.token_ids),
-                sample.finish_reason,
-                sample.stop_reason,
-                sample.cumulative_logprob,
-                _logprobs(sample.logprobs),
-            )
-            for sample in sorted(output.outputs, key=lambda sample: sample.index)
-        ]
-        prompt_ids = output.prompt_token_ids
-        self._totals[0] += len(prompt_ids or ())
-        self._totals[1] += sum(len(sample.token_ids) for sample in outputs)
-        return lease, GenerateResult(outputs, stamps, prompt_ids, _logprobs(output.prompt_logprobs), output.num_cached_tokens)
+        item = self._items.pop(lease)
+        parts = _parts(output)
+        self._totals[0] += len(output.prompt_token_ids or ())
+        self._totals[1] += sum(len(part.token_ids) for part in parts)
+        result = GenerateResult(
+            parts,
+            output.prompt_token_ids,
+            _logprobs(output.prompt_logprobs) or item.prompt_logprobs,
+            output.num_cached_tokens,
+            output.prompt if item.is_chat else None,
+        )
+        return Finished(lease, result, _stamps(output.metrics, item.arrived, finished))
+
+
+class _Item:
+    """What is remembered of an item in the engine."""
+
+    __slots__ = ("arrived", "is_chat", "prompt_logprobs")
+
+    def __init__(self, arrived: float, *, is_chat: bool) -> None:
+        self.arrived = arrived
+        self.is_chat = is_chat
+        self.prompt_logprobs: Logprobs | None = None
+
+
+def _parts(output: RequestOutput) -> list[CompletionOutput]:
+    return [
+        CompletionOutput(
+            sample.index,
+            sample.text,
+            list(sample.token_ids),
+            sample.finish_reason,
+            sample.stop_reason,
+            sample.cumulative_logprob,
+            _logprobs(sample.logprobs),
+        )
+        for sample in sorted(output.outputs, key=lambda sample: sample.index)
+    ]
 
 
 def _stamps(metrics: RequestStateStats | None, arrived: float, finished: float) -> EngineStamps:
