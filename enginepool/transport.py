@@ -133,6 +133,7 @@ class Dealer:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self._lock = threading.Lock()
+        self._later: deque[Frames] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_closed = False
         self._poll = select.poll()
@@ -170,16 +171,40 @@ class Dealer:
     def receive(self) -> list[bytes] | None:
         """The next message's frames, or None when there is none now (receiving thread)."""
         with self._lock:
-            return _receive(self._socket)
+            frames = _receive(self._socket)
+        if self._later:
+            self._send_later()
+        return frames
 
     def send(self, frames: Frames) -> None:
         """Hand over to ZeroMQ (any thread); a DEALER without limits never blocks. After `close` nothing is sent."""
         with self._lock:
             if self._is_closed:
                 return
-            _send(self._socket, frames, 0)
-            if int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
-                os.eventfd_write(self._wake_fd, 1)
+            self._send_locked(frames)
+        if self._later:
+            self._send_later()
+
+    def send_soon(self, frames: Frames) -> None:
+        """Like `send`, but never waits: safe in a finalizer, which may run in a thread that holds the lock already."""
+        self._later.append(frames)
+        self._send_later()
+
+    def _send_later(self) -> None:
+        """Whoever holds the lock comes here after letting go of it, so nothing stays."""
+        while self._later and self._lock.acquire(blocking=False):
+            try:
+                while self._later and not self._is_closed:
+                    self._send_locked(self._later.popleft())
+                if self._is_closed:
+                    self._later.clear()
+            finally:
+                self._lock.release()
+
+    def _send_locked(self, frames: Frames) -> None:
+        _send(self._socket, frames, 0)
+        if int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
+            os.eventfd_write(self._wake_fd, 1)
 
     def close(self, linger_ms: int = 1000) -> None:
         """Give what was sent a moment to leave, then close."""

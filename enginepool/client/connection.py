@@ -19,12 +19,13 @@ import msgspec
 from enginepool import rundir
 from enginepool.client.ticket import Ticket
 from enginepool.clock import monotonic
-from enginepool.errors import Code, EnginePoolError, ItemError, NoDispatcher, PoolClosed, PoolLost
-from enginepool.payload import decode_result
+from enginepool.errors import EnginePoolError, ItemError, NoDispatcher, PoolClosed, PoolLost
+from enginepool.payload import decode_parts, decode_result
 from enginepool.protocol import (
     PROTOCOL_VERSION,
     Abort,
     Bye,
+    Delta,
     GetStatus,
     Hello,
     Message,
@@ -99,15 +100,11 @@ class Connection:
             self._check()
         self._dealer.send([header, *frames])
 
-    def abort(self, seqs: list[int]) -> None:
-        """Ask for these items to end; their results still come."""
+    def give_up(self, seqs: Iterable[int]) -> None:
+        """Nobody wants these items any more: end them and drop what still comes. Never waits, so finalizers may call it."""
+        seqs = [seq for seq in seqs if self._pending.pop(seq, None) is not None]
         if seqs and self._error is None and not self._is_closing:
-            self._dealer.send([encode(Abort(seqs))])
-
-    def give_up(self, seqs: list[int]) -> None:
-        """Nobody wants these items any more: end them and forget them."""
-        self.abort(seqs)
-        self.forget(seqs)
+            self._dealer.send_soon([encode(Abort(seqs))])
 
     def post(self, message: Message, *, even_if_abandoned: bool = False) -> None:
         """Send a message that has no answer."""
@@ -139,11 +136,6 @@ class Connection:
             with self.changed:
                 self._num_calls -= 1
                 self.changed.notify_all()
-
-    def forget(self, seqs: Iterable[int]) -> None:
-        """Nobody waits for these items any more; what still comes for them is dropped."""
-        for seq in seqs:
-            self._pending.pop(seq, None)
 
     def wait_idle(self, timeout_s: float | None) -> bool:
         """Wait until nothing is pending and no call runs; False at the timeout."""
@@ -223,6 +215,8 @@ class Connection:
                 self._lose(PoolLost(f"the pool at {self.endpoint} sent a message that this version does not know: {unknown}"))
                 continue
             match message:
+                case Delta(seqs):
+                    self._on_delta(seqs, frames[1:])
                 case Result():
                     self._on_result(message, frames[1:])
                 case Welcome():
@@ -260,6 +254,12 @@ class Connection:
             else:
                 ticket.sink.put(ticket.finished(decode_result(frame), item, anchor, now))
 
+    def _on_delta(self, seqs: list[int], frames: list[bytes]) -> None:
+        for seq, frame in zip(seqs, frames, strict=True):
+            ticket = self._pending.get(seq)
+            if ticket is not None and ticket.stream is not None:
+                ticket.stream.add(decode_parts(frame))
+
     def _on_refused(self, seqs: list[int], error: ItemError) -> None:
         now = monotonic()
         for seq in seqs:
@@ -277,6 +277,3 @@ class Connection:
         self._is_welcome.set()
         with self.changed:
             self.changed.notify_all()
-
-
-TIMEOUT = ItemError(Code.TIMEOUT, "the call's timeout_s passed before this item finished")

@@ -13,6 +13,13 @@ from enginepool.errors import Code, Draining, EnginePoolError, Overloaded, PoolE
 _REFUSALS: dict[Code, type[PoolError]] = {Code.OVERLOADED: Overloaded, Code.DRAINING: Draining}
 
 
+def refusal_of(output: Output) -> PoolError | None:
+    """What a single call raises where the pool did not accept its item; None where it is the item's own error."""
+    error = output.error
+    kind = _REFUSALS.get(error.code) if error else None
+    return None if kind is None else kind(str(error))
+
+
 class OutputFuture(Future[Output]):
     """Resolves to an Output, one with an `error` included; raises only when the pool itself could not be asked."""
 
@@ -37,12 +44,10 @@ class OutputFuture(Future[Output]):
 
     def refuse(self, output: Output) -> None:
         """The pool did not accept the item."""
-        error = output.error
-        kind = _REFUSALS.get(error.code) if error else None
-        if kind is None:
+        if (error := refusal_of(output)) is None:
             self.put(output)
         else:
-            self.lose(kind(str(error)))
+            self.lose(error)
 
     def lose(self, error: EnginePoolError) -> None:
         """The pool is gone."""
@@ -59,9 +64,10 @@ class Waiter:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def wait(self) -> Output:
-        """Wait for the end. Raises PoolLost, or Overloaded and Draining where the pool did not accept the item."""
-        self._lock.acquire()
+    def wait(self, timeout_s: float | None = None) -> Output | None:
+        """Wait for the end; None at the timeout. Raises PoolLost, or Overloaded and Draining where the item was not accepted."""
+        if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            return None
         if self._output is None:
             raise self._error or PoolLost("the pool is gone")
         return self._output
@@ -73,64 +79,12 @@ class Waiter:
 
     def refuse(self, output: Output) -> None:
         """The pool did not accept the item."""
-        kind = _REFUSALS.get(output.error.code) if output.error else None
-        if kind is None:
+        if (error := refusal_of(output)) is None:
             self.put(output)
         else:
-            self.lose(kind(str(output.error)))
+            self.lose(error)
 
     def lose(self, error: EnginePoolError) -> None:
         """The pool is gone."""
         self._error = error
         self._lock.release()
-
-
-class Collector:
-    """Gathers the outputs of one `*_many` call, in input order.
-
-    The receiving thread and the caller's both put into it (the caller what fails before it is sent), hence the lock: a
-    lost count, or a refusal appended to a list that has just been taken, would make the call wait for ever.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._lock = threading.Lock()
-        self.outputs: list[Output | None] = [None] * count
-        self.num_left = count
-        self.num_failed = 0
-        self.num_tokens = 0
-        self.refused: list[Output] = []
-        self.error: EnginePoolError | None = None
-        self.is_done = threading.Event()
-        if count == 0:
-            self.is_done.set()
-
-    def put(self, output: Output) -> None:
-        """One item has ended."""
-        with self._lock:
-            if self.outputs[output.index] is not None:
-                return
-            self.outputs[output.index] = output
-            self.num_failed += output.error is not None
-            self.num_tokens += sum(len(sample.token_ids) for sample in output.outputs)
-            self.num_left -= 1
-            if self.num_left == 0:
-                self.is_done.set()
-
-    def refuse(self, output: Output) -> None:
-        """Not accepted: the caller's thread decides whether to try again."""
-        if output.error is not None and output.error.code is Code.OVERLOADED:
-            with self._lock:
-                self.refused.append(output)
-        else:
-            self.put(output)
-
-    def take_refused(self) -> list[Output]:
-        """What was refused since the last call."""
-        with self._lock:
-            refused, self.refused = self.refused, []
-        return refused
-
-    def lose(self, error: EnginePoolError) -> None:
-        """The pool is gone."""
-        self.error = error
-        self.is_done.set()

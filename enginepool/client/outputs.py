@@ -25,7 +25,8 @@ class Output(msgspec.Struct, kw_only=True):
     """The end of one item: `outputs` as in vLLM's RequestOutput, or an `error`.
 
     `index` is the item's place in the call, `worker` the one that finished it (None when none did), `attempts` how many
-    leases it took. `timings` has the milestones that were reached.
+    leases it took. `timings` has the milestones that were reached. Of a conversation, `prompt` is the text it was rendered
+    to. A stream that failed has in `outputs` what had come before.
     """
 
     index: int
@@ -47,18 +48,18 @@ class Output(msgspec.Struct, kw_only=True):
 
     @property
     def text(self) -> str | None:
-        """The first sample's text; None on error."""
+        """The first sample's text; None on error (of a stream: what had come before)."""
         return self.outputs[0].text if self.outputs else None
 
     @property
     def token_ids(self) -> list[int]:
-        """The first sample's token ids; empty on error."""
+        """The first sample's token ids; empty on error (of a stream: what had come before)."""
         return self.outputs[0].token_ids if self.outputs else []
 
     @property
     def finish_reason(self) -> str | None:
         """The first sample's finish reason; `"error"` on error."""
-        return self.outputs[0].finish_reason if self.outputs else "error"
+        return self.outputs[0].finish_reason if self.outputs and self.error is None else "error"
 
     @property
     def usage(self) -> Usage:

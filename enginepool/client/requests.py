@@ -5,7 +5,7 @@ An item that can't be encoded fails alone, before anything of it is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -26,6 +26,10 @@ class EncodedParams(msgspec.Struct, frozen=True):
     raw: msgspec.Raw
     sequences: int
     is_default_length: bool
+
+
+Encode: TypeAlias = "Callable[[Any, EncodedParams, int], Encoded | ItemError]"
+"""(what the caller wrote, its params, max_frame_bytes) → one item ready to be sent, or what is wrong with it."""
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -64,20 +68,23 @@ def _checked(params: Any) -> EncodedParams:
     return EncodedParams(msgspec.Raw(encode_params(checked)), 1 if checked is None else max(1, checked.n), is_default_length)
 
 
-def encode_item(prompt: Any, params: EncodedParams, max_frame_bytes: int) -> Encoded | ItemError:
+def encode_prompt(prompt: Any, params: EncodedParams, max_frame_bytes: int, *, is_stream: bool = False) -> Encoded | ItemError:
     """Encode one prompt, or say what is wrong with it."""
     try:
         text, ids = split_prompt(prompt)
-        frame = encode(GenerateRequest(text, ids, params.raw))
+        frame = encode(GenerateRequest(text, ids, params.raw, is_stream))
     except InvalidRequest as error:
         return ItemError(Code.INVALID_REQUEST, str(error))
     except (UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
         return ItemError(Code.INVALID_REQUEST, f"the prompt can not be encoded: {describe_encoding_error(error)}")
-    if len(frame) > max_frame_bytes:
-        return ItemError(
-            Code.INVALID_REQUEST, f"the request has {len(frame)} bytes, more than the pool's max_frame_bytes ({max_frame_bytes})"
-        )
-    return Encoded(frame, text, ids, params)
+    return check_size(frame, max_frame_bytes) or Encoded(frame, text, ids, params)
+
+
+def check_size(frame: bytes, max_frame_bytes: int) -> ItemError | None:
+    """The error of a request that is too large to travel."""
+    if len(frame) <= max_frame_bytes:
+        return None
+    return ItemError(Code.INVALID_REQUEST, f"the request has {len(frame)} bytes, more than the pool's max_frame_bytes ({max_frame_bytes})")
 
 
 def split_prompt(prompt: Any) -> tuple[str | None, list[int] | None]:
@@ -109,6 +116,12 @@ def list_prompts(prompts: Any) -> list[Any]:
     if items and all(isinstance(item, int) for item in items):
         raise InvalidRequest("a list of integers could be one prompt or many; write [[1, 2, 3]] for one prompt of token ids")
     return items
+
+
+def check_iterable(items: Any) -> None:
+    """Raise InvalidRequest for what can be iterated but is one item, not many."""
+    if isinstance(items, str | Mapping | bytes) or not hasattr(items, "__iter__"):
+        raise InvalidRequest(f"an iterable of items is needed, not {type(items).__name__}")
 
 
 def spread(name: str, values: Any, count: int, kinds: tuple[type, ...] = ()) -> list[Any]:
@@ -157,7 +170,7 @@ def _split_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | N
 def _token_ids(values: Sequence[Any]) -> list[int]:
     for position, value in enumerate(values):
         if isinstance(value, Mapping):
-            raise InvalidRequest("chat messages are not supported yet; render them with the tokenizer's chat template (docs/outputs.md)")
+            raise InvalidRequest("a list of dicts is a conversation; use chat, chat_many or stream_chat")
         if isinstance(value, bool) or not isinstance(value, int):
             hint = "; for several prompts use generate_many" if isinstance(value, str) else ""
             raise InvalidRequest(f"token id {position} of the prompt is {value!r:.40}, not an integer{hint}")
