@@ -176,9 +176,9 @@ class VllmEngine:
         return params
 
     def _delta(self, output: RequestOutput) -> Streamed:
-        """What is new. vLLM hands the prompt's logprobs out once, with the first delta; the result will want them."""
+        """What is new. vLLM hands the prompt's logprobs out once, later ones are empty; the result will want them."""
         lease = int(output.request_id)
-        if output.prompt_logprobs is not None:
+        if output.prompt_logprobs:
             self._items[lease].prompt_logprobs = _logprobs(output.prompt_logprobs)
         parts = _parts(output)
         self._totals[1] += sum(len(part.token_ids) for part in parts)
