@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Literal
 
 from enginepool import rundir
 from enginepool.client.connection import Connection
+from enginepool.client.held import Held
 from enginepool.client.loading import shows_loading
 from enginepool.client.settings import make_settings
 from enginepool.client.sidecar import Sidecar, start_shown
@@ -18,30 +20,13 @@ from enginepool.errors import ForkedPool, InvalidRequest, PoolClosed, PoolError
 from enginepool.protocol import Stop
 
 
-class _Held:
-    """What a pool holds, apart from the pool, so that a finalizer can release it."""
-
-    def __init__(self, connection: Connection | None, sidecar: Sidecar | None) -> None:
-        self.connection = connection
-        self.sidecar = sidecar
-        self.pid = os.getpid()
-
-    def release(self) -> None:
-        """Garbage collection and interpreter exit end here: no draining, nothing left behind."""
-        if os.getpid() != self.pid:
-            return
-        if self.connection is not None:
-            self.connection.close()
-        if self.sidecar is not None:
-            self.sidecar.kill()
-
-
 class Pool(Verbs):
     """A pool of engines behind one queue.
 
     `Pool(model, workers=2, **engine_args)` starts one; any vLLM engine argument is given by its own name.
-    `Pool.connect()` joins a running one. Thread-safe. Raises SettingsError for a bad setting, StartError when no worker
-    boots (EngineMissing when vLLM is not there), EndpointInUse when `endpoint` is taken.
+    `Pool.connect()` joins a running one. A pickled Pool is a handle: it connects where it is first used, and never owns.
+    Thread-safe. Raises SettingsError for a bad setting, StartError when no worker boots (EngineMissing when vLLM is not
+    there), EndpointInUse when `endpoint` is taken.
     """
 
     def __init__(
@@ -83,7 +68,7 @@ class Pool(Verbs):
         except BaseException:
             sidecar.kill()
             raise
-        self._hold(connection, sidecar)
+        self._hold(Held(connection.welcome.endpoint, connection, sidecar))
 
     @classmethod
     def connect(cls, endpoint: str | None = None) -> Pool:
@@ -91,24 +76,36 @@ class Pool(Verbs):
 
         Raises NoDispatcher when nothing answers there.
         """
+        connection = Connection(endpoint or rundir.default_endpoint())
+        return cls._joined(Held(connection.welcome.endpoint, connection))
+
+    @classmethod
+    def _handle(cls, endpoint: str) -> Pool:
+        return cls._joined(Held(endpoint))
+
+    @classmethod
+    def _joined(cls, held: Held) -> Pool:
         pool = cls.__new__(cls)
         pool._drain_timeout_s = PoolSettings().drain_timeout_s
         pool._shutdown_timeout_s = PoolSettings().shutdown_timeout_s
-        pool._hold(Connection(endpoint or rundir.default_endpoint()), None)
+        pool._hold(held)
         return pool
 
-    def _hold(self, connection: Connection, sidecar: Sidecar | None) -> None:
-        self._held = _Held(connection, sidecar)
-        self._connection = connection
+    def _hold(self, held: Held) -> None:
+        self._held = held
         self._closing = threading.RLock()  # a signal handler may close in the middle of a close
         self._is_closed = False
         self._is_released = False
-        self._finalizer = weakref.finalize(self, self._held.release)
+        self._finalizer = weakref.finalize(self, held.release)
+
+    @property
+    def _connection(self) -> Connection:
+        return self._held.connect()
 
     @property
     def endpoint(self) -> str:
         """Where this pool's dispatcher listens; what `Pool.connect` takes."""
-        return self._connection.welcome.endpoint
+        return self._held.endpoint
 
     @property
     def model(self) -> str:
@@ -125,27 +122,28 @@ class Pool(Verbs):
 
         With `drain=False` whatever still waits ends with PoolClosed at once, also when another thread's `close` is draining.
         """
-        if os.getpid() != self._held.pid:
+        if self._held.is_foreign:
             return
         if not drain:
             self._is_closed = True
-            self._connection.abandon()
+            if self._held.connection is not None:
+                self._held.connection.abandon()
         with self._closing:
             if self._is_released:
                 return
             self._is_closed = True
             try:
-                if drain:
-                    self._connection.wait_idle(self._drain_timeout_s)
+                if drain and self._held.connection is not None:
+                    self._held.connection.wait_idle(self._drain_timeout_s)
             finally:  # an interrupt of the drain must not leave the pool running
                 self._is_released = True
                 self._release()
 
     def _release(self) -> None:
-        connection, sidecar = self._connection, self._held.sidecar
-        if sidecar is not None:
+        connection, sidecar = self._held.connection, self._held.sidecar
+        if sidecar is not None and connection is not None:
             self._stop(connection, sidecar)
-        connection.close()
+        self._held.close()
         if sidecar is not None:
             sidecar.kill()
         self._finalizer.detach()
@@ -156,8 +154,13 @@ class Pool(Verbs):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(drain=kind is None)
 
+    def __reduce__(self) -> tuple[Callable[[str], Pool], tuple[str]]:
+        return type(self)._handle, (self.endpoint,)
+
     def __repr__(self) -> str:
-        return f"<Pool {self.model} at {self.endpoint}{' (closed)' if self._is_closed else ''}>"
+        connection = self._held.connection
+        model = "handle" if connection is None else connection.welcome.model
+        return f"<Pool {model} at {self.endpoint}{' (closed)' if self._is_closed else ''}>"
 
     def _stop(self, connection: Connection, sidecar: Sidecar) -> None:
         try:
@@ -168,10 +171,11 @@ class Pool(Verbs):
             connection.wait_lost(1.0)  # its last results are read before it is let go
 
     def _usable(self, *, waits: bool = True) -> Connection:
-        if os.getpid() != self._held.pid:
+        if self._held.is_foreign:
             raise ForkedPool("this Pool belongs to the parent process; in a forked child use Pool.connect(endpoint)")
         if self._is_closed:
             raise PoolClosed("the pool is closed; make a new one or connect again")
-        if self._connection.is_own_thread and waits:
+        connection = self._connection
+        if connection.is_own_thread and waits:
             raise InvalidRequest("a future's callback must not wait for the pool: it runs on the thread that receives; use submit")
-        return self._connection
+        return connection
