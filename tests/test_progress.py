@@ -9,7 +9,7 @@ from conftest import wait_for
 
 from enginepool import EnginePoolWarning, Pool, Progress, SamplingParams
 from enginepool.client import progress
-from enginepool.client.loading import LoadingView
+from enginepool.client.loading import describe_stages, make_loading_view
 from enginepool.client.progress import describe_progress, make_view
 
 FIVE = SamplingParams(max_tokens=5)
@@ -90,10 +90,31 @@ def test_view_on_a_terminal_draws_items_failures_and_rate(
 
 
 def test_loading_view_prints_a_stage_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    view = LoadingView(is_shown=True)
+    view = make_loading_view(True, 2)
     view.stage(1, "importing vLLM")
     view.close()
     assert capsys.readouterr().err.startswith("enginepool: worker 1: importing vLLM (")
+
+
+@pytest.mark.parametrize("asked", [None, False])
+def test_loading_view_without_a_terminal_is_silent_unless_asked_for(asked: bool | None, capfd: pytest.CaptureFixture[str]) -> None:
+    view = make_loading_view(asked, 2)
+    view.stage(1, "importing vLLM")
+    view.close()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("stages", "line"),
+    [
+        ({}, ""),
+        ({0: "importing vLLM"}, "worker 0: importing vLLM"),
+        ({1: "ready", 0: "loading m"}, "worker 0: loading m · worker 1: ready"),
+        ({2: "ready", 0: "ready", 1: "loading m"}, "workers 0, 2: ready · worker 1: loading m"),
+    ],
+)
+def test_describe_stages_puts_workers_at_one_stage_together(stages: dict[int, str], line: str) -> None:
+    assert describe_stages(stages) == line
 
 
 # Callbacks.

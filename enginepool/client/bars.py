@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -51,3 +53,55 @@ class TerminalBar:
     def close(self) -> None:
         """Stop the redrawing thread; the last state stays on the screen."""
         self._progress.stop()
+
+
+class NotebookBar:
+    """A tqdm widget below the cell; tqdm's text bar where ipywidgets is not installed."""
+
+    def __init__(self, total: int | None, label: str) -> None:
+        self._total = total
+        self._label = label
+        self._bar: Any = None
+
+    def open(self) -> None:
+        """Show it."""
+        self._bar = _notebook_tqdm()(total=self._total, desc=self._label, bar_format=_format(self._total), dynamic_ncols=True)
+
+    def draw(self, done: int, failed: int, tokens_per_s: float) -> None:
+        """Draw these totals."""
+        fails = f"{failed} failed, " if failed else ""
+        self.show(done, f"{fails}{tokens_per_s:,.0f} tokens/s")
+
+    def show(self, done: int, note: str, total: int | None = None) -> None:
+        """Draw a count, and a note behind it; a `total` replaces the one before."""
+        bar = self._bar
+        if total is not None and total != bar.total:
+            started, bar.bar_format = bar.start_t, _format(total)
+            bar.reset(total)
+            bar.start_t = started
+        bar.n = done
+        bar.set_postfix_str(note, refresh=False)
+        bar.refresh()
+
+    def close(self) -> None:
+        """Leave it as it stands; one that is not full turns red."""
+        self._bar.close()
+
+
+def _format(total: int | None) -> str:
+    if not total:
+        return "{desc}: {n_fmt} [{elapsed}{postfix}]"
+    return "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+
+
+def _notebook_tqdm() -> Any:
+    """tqdm for an interruptible cell: an interrupt within a redraw leaves tqdm's lock held, so no thread may share it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a missing ipywidgets: the text bar does as well
+        from tqdm.auto import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        monitor_interval = 0  # no watching thread
+        _lock = threading.RLock()
+
+    return Bar

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from enginepool import rundir
 from enginepool.client.connection import Connection
 from enginepool.client.held import Held
-from enginepool.client.loading import shows_loading
+from enginepool.client.notebook import remember, replace_old_pools
 from enginepool.client.settings import make_settings
 from enginepool.client.sidecar import Sidecar, start_shown
 from enginepool.client.verbs import Verbs
@@ -60,7 +60,8 @@ class Pool(Verbs):
             min_ready=min_ready,
             **engine_args,
         )
-        sidecar = start_shown(settings, progress=shows_loading(progress))
+        replace_old_pools()
+        sidecar = start_shown(settings, progress=progress)
         self._drain_timeout_s = settings.drain_timeout_s
         self._shutdown_timeout_s = settings.shutdown_timeout_s
         try:
@@ -69,6 +70,7 @@ class Pool(Verbs):
             sidecar.kill()
             raise
         self._hold(Held(connection.welcome.endpoint, connection, sidecar))
+        remember(self, Pool._give_way)
 
     @classmethod
     def connect(cls, endpoint: str | None = None) -> Pool:
@@ -138,6 +140,13 @@ class Pool(Verbs):
             finally:  # an interrupt of the drain must not leave the pool running
                 self._is_released = True
                 self._release()
+
+    def _give_way(self) -> bool:
+        """Close for a pool that takes this one's place in a notebook; False when there was nothing left to close."""
+        if self._is_released or self._held.is_foreign:
+            return False
+        self.close(drain=False)
+        return True
 
     def _release(self) -> None:
         connection, sidecar = self._held.connection, self._held.sidecar

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from enginepool.client.bars import Bar, TerminalBar
+from enginepool.client.bars import Bar, NotebookBar, TerminalBar
+from enginepool.client.notebook import is_notebook
 from enginepool.clock import monotonic
 
 PLAIN_INTERVAL_S = 5.0
@@ -67,6 +68,8 @@ def make_view(total: int | None, progress: bool | ProgressCallback) -> View:
         return _Callback(total, progress)
     if not progress:
         return _Silent()
+    if is_notebook():
+        return _Drawn(total, NotebookBar(total, "generating"))
     return _Drawn(total, TerminalBar(total)) if is_terminal() else _Lines(total)
 
 

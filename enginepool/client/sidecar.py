@@ -14,6 +14,7 @@ import selectors
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from signal import Signals
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ import msgspec
 
 from enginepool.client.child import KILL_WAIT_S, Child
 from enginepool.client.connection import Connection
-from enginepool.client.loading import LoadingView
+from enginepool.client.loading import make_loading_view
 from enginepool.client.requests import check_seconds
 from enginepool.client.settings import make_settings
 from enginepool.clock import monotonic
@@ -308,14 +309,18 @@ class Sidecar:
         return StartTimeout(f"the pool (pid {self.pid}) is not up after {timeout_s:g} s and goes on starting; wait again, or stop it")
 
 
-def start_shown(settings: PoolSettings, *, progress: bool) -> Sidecar:
+def start_shown(settings: PoolSettings, *, progress: bool | None) -> Sidecar:
     """Start a sidecar and wait until it is up, showing its stages; nothing is left of one that does not come up."""
     sidecar = Sidecar.of(settings)
-    view = LoadingView(is_shown=progress)
+    view = make_loading_view(progress, None if settings.workers == "auto" else settings.workers)
     sidecar.on_stage = view.stage
     try:
         sidecar.start()
-        sidecar.wait_until_up()
+        while not sidecar.is_settled:
+            with suppress(StartTimeout):
+                sidecar.wait_until_up(view.tick_s)
+            view.tick()
+        sidecar.outcome()
     except BaseException:
         sidecar.kill()
         raise
