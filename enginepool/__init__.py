@@ -6,12 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from enginepool.client.aio import AsyncPool
     from enginepool.client.futures import OutputFuture
     from enginepool.client.many import EnginePoolWarning
     from enginepool.client.outputs import Output, Usage
     from enginepool.client.pool import Pool
     from enginepool.client.progress import Progress
     from enginepool.client.sidecar import Sidecar
+    from enginepool.client.stream import AsyncStream, Delta, Stream
     from enginepool.clock import Timings
     from enginepool.errors import (
         Code,
@@ -34,15 +36,17 @@ if TYPE_CHECKING:
     )
     from enginepool.payload import CompletionOutput, Logprob
     from enginepool.sampling import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
-    from enginepool.status import PoolState, PoolStatus, WorkerState, WorkerStatus
+    from enginepool.status import Iteration, PoolState, PoolStatus, WorkerState, WorkerStatus
 
 _HOMES = {
+    "enginepool.client.aio": ("AsyncPool",),
     "enginepool.client.futures": ("OutputFuture",),
     "enginepool.client.many": ("EnginePoolWarning",),
     "enginepool.client.outputs": ("Output", "Usage"),
     "enginepool.client.pool": ("Pool",),
     "enginepool.client.progress": ("Progress",),
     "enginepool.client.sidecar": ("Sidecar",),
+    "enginepool.client.stream": ("AsyncStream", "Delta", "Stream"),
     "enginepool.clock": ("Timings",),
     "enginepool.errors": (
         "Code",
@@ -65,14 +69,17 @@ _HOMES = {
     ),
     "enginepool.payload": ("CompletionOutput", "Logprob"),
     "enginepool.sampling": ("RepetitionDetectionParams", "SamplingParams", "StructuredOutputsParams"),
-    "enginepool.status": ("PoolState", "PoolStatus", "WorkerState", "WorkerStatus"),
+    "enginepool.status": ("Iteration", "PoolState", "PoolStatus", "WorkerState", "WorkerStatus"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncPool",
+    "AsyncStream",
     "Code",
     "CompletionOutput",
+    "Delta",
     "Draining",
     "EndpointInUse",
     "EngineMissing",
@@ -83,6 +90,7 @@ __all__ = [
     "InvalidRequest",
     "ItemError",
     "ItemFailed",
+    "Iteration",
     "Logprob",
     "NoDispatcher",
     "Output",
@@ -100,6 +108,7 @@ __all__ = [
     "Sidecar",
     "StartError",
     "StartTimeout",
+    "Stream",
     "StructuredOutputsParams",
     "Timings",
     "Usage",

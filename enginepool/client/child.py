@@ -90,12 +90,12 @@ class Child:
                 self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
-        self._cut_lifeline()
+        self.cut_lifeline()
         return True
 
     def kill(self) -> None:
         """End it now: the lifeline's end makes it kill its workers; should it not react, it is killed and they follow."""
-        self._cut_lifeline()
+        self.cut_lifeline()
         if self.process is None or not self.is_ours or self.process.returncode is not None:
             return
         if not self.wait(KILL_WAIT_S):
@@ -113,7 +113,8 @@ class Child:
         self.kill()
         self.release()
 
-    def _cut_lifeline(self) -> None:
+    def cut_lifeline(self) -> None:
+        """Tell it that this program is gone, and return at once."""
         _close_all(self._lifeline)
 
 

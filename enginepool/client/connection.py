@@ -11,12 +11,14 @@ import os
 import threading
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import msgspec
 
 from enginepool import rundir
+from enginepool.client.mailbox import Mailbox
 from enginepool.client.ticket import Ticket
 from enginepool.clock import monotonic
 from enginepool.errors import EnginePoolError, ItemError, NoDispatcher, PoolClosed, PoolLost
@@ -45,16 +47,19 @@ from enginepool.transport import Dealer
 
 LOSS_GRACE_S = 0.3
 HELLO_TIMEOUT_S = 10.0
+STATUS_TIMEOUT_S = 10.0
 
 
 class Connection:
     """One client of one pool. All public methods may be called from any thread."""
 
-    def __init__(self, endpoint: str, timeout_s: float = HELLO_TIMEOUT_S) -> None:
+    def __init__(self, endpoint: str, timeout_s: float = HELLO_TIMEOUT_S, *, waits: bool = True) -> None:
+        """Connect, and wait until the pool has let this client in; with `waits=False` do that by `is_settled` and `check_in`."""
         self.endpoint = endpoint
         self._is_local = endpoint.startswith(("ipc://", "tcp://127.", "tcp://localhost:"))
         self.welcome: Welcome
-        self.changed = threading.Condition()
+        self._changed = threading.Condition()
+        self._watchers: list[Mailbox[Any]] = []
         self._secret = rundir.read_secret(endpoint)
         self._seqs = itertools.count()
         self._pending: dict[int, Ticket] = {}
@@ -63,13 +68,25 @@ class Connection:
         self._pidfd: int | None = None
         self._error: EnginePoolError | None = None
         self._is_closing = False
+        self._is_ended = False
         self._num_calls = 0
         self._is_welcome = threading.Event()
         self._thread = threading.Thread(target=self._run, name="enginepool-client", daemon=True)
         self._thread.start()
-        if not self._is_welcome.wait(timeout_s):
+        if waits:
+            self._is_welcome.wait(timeout_s)
+            self.check_in()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the pool has let this client in, or will not."""
+        return self._is_welcome.is_set()
+
+    def check_in(self) -> None:
+        """Raise NoDispatcher, and close, unless the pool has let this client in."""
+        if not self._is_welcome.is_set():
             self.close()
-            raise NoDispatcher(f"the pool at {endpoint} does not answer; is its dispatcher alive? (enginepool status)")
+            raise NoDispatcher(f"the pool at {self.endpoint} does not answer; is its dispatcher alive? (enginepool status)")
         if error := self.error:
             self.close()
             raise error
@@ -112,39 +129,59 @@ class Connection:
             self._check()
         self._dealer.send([encode(message)])
 
-    def status(self, timeout_s: float = 10.0) -> PoolStatus:
+    def status(self, timeout_s: float = STATUS_TIMEOUT_S) -> PoolStatus:
         """Ask the dispatcher for its status. Raises PoolLost when it is gone or silent."""
+        with self.asked() as question:
+            self.wait_until(lambda: question.is_over, timeout_s)
+            return question.answer()
+
+    @contextmanager
+    def asked(self) -> Iterator[Question]:
+        """Ask for the status; the question knows when there is an answer."""
         self._check()
         token = next(self._seqs)
-        answer = self._answers[token] = deque()
-        self._dealer.send([encode(GetStatus(token))])
-        with self.changed:
-            self.changed.wait_for(lambda: answer or self._error, timeout_s)
-        self._answers.pop(token, None)
-        if not answer:
-            raise self._error or PoolLost(f"the pool at {self.endpoint} did not answer within {timeout_s:g} s")
-        return answer[0]
+        answers = self._answers[token] = deque()
+        try:
+            self._dealer.send([encode(GetStatus(token))])
+            yield Question(self, answers)
+        finally:
+            self._answers.pop(token, None)
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around a call that has items still to submit: `wait_idle` waits for it too."""
-        with self.changed:
+        """Around a call that has items still to submit: `is_idle` counts it too."""
+        with self._changed:
             self._num_calls += 1
         try:
             yield
         finally:
-            with self.changed:
+            with self._changed:
                 self._num_calls -= 1
-                self.changed.notify_all()
+            self._tell_watchers()
 
-    def wait_idle(self, timeout_s: float | None) -> bool:
-        """Wait until nothing is pending and no call runs; False at the timeout."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is pending and no call runs, or nothing can come any more."""
+        return (not self._pending and not self._num_calls) or self._error is not None
 
-        def is_idle() -> bool:
-            return (not self._pending and not self._num_calls) or self._error is not None
+    @property
+    def is_ended(self) -> bool:
+        """Whether the receiving thread has nothing left to do."""
+        return self._is_ended
 
-        with self.changed:
-            return self.changed.wait_for(is_idle, timeout_s)
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until a condition on this connection holds; False at the timeout."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout_s)
+
+    @contextmanager
+    def watched_by(self, mailbox: Mailbox[Any]) -> Iterator[None]:
+        """Poke this mailbox at every change."""
+        self._watchers.append(mailbox)
+        try:
+            yield
+        finally:
+            self._watchers.remove(mailbox)
 
     def abandon(self) -> None:
         """End all that waits with PoolClosed, from whatever thread."""
@@ -155,17 +192,21 @@ class Connection:
         """Whether this is the receiving thread, which must not wait for what only it can receive."""
         return threading.current_thread() is self._thread
 
-    def wait_lost(self, timeout_s: float | None) -> bool:
-        """Wait until the dispatcher has gone; False at the timeout."""
-        with self.changed:
-            return self.changed.wait_for(lambda: self._error is not None, timeout_s)
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing more will come."""
+        return self._error is not None
 
-    def close(self) -> None:
-        """Say goodbye and stop the thread; whoever still waits gets PoolClosed."""
+    def begin_close(self) -> None:
+        """Say goodbye and let the thread end; whoever still waits gets PoolClosed."""
         if not self._is_closing:
             self._is_closing = True
             with suppress(OSError):
                 self._dealer.wake()
+
+    def close(self) -> None:
+        """The same, and wait for the thread's end."""
+        self.begin_close()
         if not self.is_own_thread:
             self._thread.join(5)
 
@@ -191,6 +232,8 @@ class Connection:
             self._dealer.close(linger_ms=0 if is_gone else 1000)
             if self._pidfd is not None:
                 os.close(self._pidfd)
+            self._is_ended = True
+            self._tell_watchers()
 
     def _serve(self) -> None:
         lost_at: float | None = None
@@ -231,8 +274,7 @@ class Connection:
                     pass
             is_news = True
         if is_news:
-            with self.changed:
-                self.changed.notify_all()
+            self._tell_watchers()
 
     def _on_welcome(self, welcome: Welcome) -> None:
         self.welcome = welcome
@@ -275,5 +317,29 @@ class Connection:
         for sink in sinks.values():
             sink.lose(error)
         self._is_welcome.set()
-        with self.changed:
-            self.changed.notify_all()
+        self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        for mailbox in tuple(self._watchers):
+            mailbox.poke()
+
+
+class Question:
+    """One request for the status."""
+
+    def __init__(self, connection: Connection, answers: deque[PoolStatus]) -> None:
+        self._connection = connection
+        self._answers = answers
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is there or will not come."""
+        return bool(self._answers) or self._connection.is_lost
+
+    def answer(self) -> PoolStatus:
+        """The status. Raises PoolLost when none came."""
+        if not self._answers:
+            raise self._connection.error or PoolLost(f"the pool at {self._connection.endpoint} did not answer in time")
+        return self._answers[0]

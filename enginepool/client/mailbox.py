@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
@@ -66,6 +67,8 @@ class LoopMailbox(Mailbox[T]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.on_news: Callable[[], None] | None = None
+        """Called on the loop instead of waking a task, for a reader that never waits."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._is_signalled = False
@@ -83,4 +86,11 @@ class LoopMailbox(Mailbox[T]):
         if not self._is_signalled:
             self._is_signalled = True
             with suppress(RuntimeError):  # the loop is closed: nobody reads any more
-                self._loop.call_soon_threadsafe(self._event.set)
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if self.on_news is None:
+            self._event.set()
+        else:
+            self._is_signalled = False
+            self.on_news()

@@ -135,8 +135,8 @@ class Pool(Verbs):
                 return
             self._is_closed = True
             try:
-                if drain and self._held.connection is not None:
-                    self._held.connection.wait_idle(self._drain_timeout_s)
+                if drain and (connection := self._held.connection) is not None:
+                    connection.wait_until(lambda: connection.is_idle, self._drain_timeout_s)
             finally:  # an interrupt of the drain must not leave the pool running
                 self._is_released = True
                 self._release()
@@ -177,7 +177,7 @@ class Pool(Verbs):
         except (PoolError, PoolClosed):
             return
         if sidecar.wait(self._shutdown_timeout_s + 2):
-            connection.wait_lost(1.0)  # its last results are read before it is let go
+            connection.wait_until(lambda: connection.is_lost, 1.0)  # its last results are read before it is let go
 
     def _usable(self, *, waits: bool = True) -> Connection:
         if self._held.is_foreign:

@@ -212,6 +212,11 @@ class Sidecar:
         if child is not None and child.is_ours:
             self._end(child)
 
+    def begin_kill(self) -> None:
+        """Cut its lifeline, so that it kills its workers and ends, and return at once."""
+        if self._child is not None and self._child.is_ours:
+            self._child.cut_lifeline()
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for its exit; False at the timeout."""
         return self._mine().wait(timeout_s)
