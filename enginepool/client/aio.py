@@ -85,6 +85,7 @@ class AsyncPool(AsyncVerbs):
         self._loop_post = LoopPost()
         self._held = Held(connection.welcome.endpoint, connection, sidecar)
         self._finalizer = weakref.finalize(self, self._held.release)
+        connection.watch_owner(asyncio.get_running_loop().is_closed, self._held.release)
         remember(self, AsyncPool._give_way)
         self._guard = _release_at_loop_end(self._held)
         await anext(self._guard)

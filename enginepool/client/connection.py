@@ -48,6 +48,7 @@ from enginepool.transport import Dealer
 LOSS_GRACE_S = 0.3
 HELLO_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 10.0
+OWNER_CHECK_S = 1.0
 
 
 class Connection:
@@ -69,6 +70,9 @@ class Connection:
         self._error: EnginePoolError | None = None
         self._is_closing = False
         self._is_ended = False
+        self._longest_wait_s: float | None = None
+        self._is_owner_gone: Callable[[], bool] = lambda: False
+        self._release: Callable[[], None] = lambda: None
         self._num_calls = 0
         self._is_welcome = threading.Event()
         self._thread = threading.Thread(target=self._run, name="enginepool-client", daemon=True)
@@ -197,6 +201,11 @@ class Connection:
         """Whether nothing more will come."""
         return self._error is not None
 
+    def watch_owner(self, is_gone: Callable[[], bool], release: Callable[[], None]) -> None:
+        """Look now and then whether the owner has gone without a word (its event loop is closed), and then call `release`."""
+        self._is_owner_gone, self._release, self._longest_wait_s = is_gone, release, OWNER_CHECK_S
+        self._dealer.wake()
+
     def begin_close(self) -> None:
         """Say goodbye and let the thread end; whoever still waits gets PoolClosed."""
         if not self._is_closing:
@@ -238,7 +247,10 @@ class Connection:
     def _serve(self) -> None:
         lost_at: float | None = None
         while not self._is_closing:
-            readable = self._dealer.wait(None if lost_at is None else 0.02)
+            readable = self._dealer.wait(self._longest_wait_s if lost_at is None else 0.02)
+            if self._is_owner_gone():
+                self._release()
+                break
             if self._pidfd in readable and self._pidfd is not None:
                 self._dealer.unwatch(self._pidfd)
                 lost_at = monotonic()
