@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,11 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from vllm_work import CONVERSATIONS, ENGINE_ARGS, GREEDY, KV_BYTES, PROMPTS
 
 from enginepool import Pool
+from enginepool.demo.model import ensure_model
 
 REPO = Path(__file__).resolve().parent.parent
 ENGINEPOOL = [sys.executable, "-m", "enginepool"]
@@ -101,6 +105,39 @@ def fresh_run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def echo_pool() -> Iterator[Pool]:
     """Two echo workers that take a millisecond a token, shared by a module's tests."""
     with Pool(engine="echo", workers=2, step_s=0.001, max_num_seqs=8, max_model_len=512) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def vllm_reference() -> list[dict[str, Any]]:
+    """Plain vLLM's answers to vllm_work's prompts, then to its conversations, on one core like a worker."""
+    asked = {
+        "model": str(ensure_model()),
+        "prompts": PROMPTS,
+        "conversations": list(CONVERSATIONS.values()),
+        "max_tokens": GREEDY.max_tokens,
+        "engine_args": ENGINE_ARGS | {"kv_cache_memory_bytes": KV_BYTES, "distributed_executor_backend": "uni"},
+    }
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    core = min(os.sched_getaffinity(0))
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("vllm_reference.py"))],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answers
+
+
+@pytest.fixture(scope="session")
+def vllm_pool(run_directory: Path, vllm_reference: list[dict[str, Any]]) -> Iterator[Pool]:
+    """Two real workers with the embedded model, shared by all tests that need no other; started after the reference has ended."""
+    with Pool(workers=2, kv_cache_budget_bytes=2 * KV_BYTES, **ENGINE_ARGS) as pool:
         yield pool
 
 

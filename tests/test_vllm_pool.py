@@ -5,67 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import kill_when, wait_for, worker_pids
+from vllm_work import GREEDY, PROMPTS, told_of
 
 from enginepool import Code, EnginePoolWarning, Output, Pool, PoolState, SamplingParams, StructuredOutputsParams
-from enginepool.demo.model import ensure_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
-ENGINE_ARGS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 16, "enforce_eager": True}
-KV_BYTES = 256 << 20
-GREEDY = SamplingParams(temperature=0, max_tokens=24)
-PROMPTS = [
-    "The capital of France is",
-    "Water boils at",
-    "def fibonacci(n):",
-    "Once upon a time there was",
-    "The three primary colours are",
-    "In 1969, the first human",
-    "To make a cup of tea, first",
-    "The opposite of hot is",
-    "A list of fruits: apple,",
-    "My favourite season is",
-]
-
 
 @pytest.fixture(scope="module")
-def reference() -> list[dict[str, Any]]:
-    """Plain vLLM's answers, on one core like a worker."""
-    asked = {
-        "model": str(ensure_model()),
-        "prompts": PROMPTS,
-        "max_tokens": GREEDY.max_tokens,
-        "engine_args": ENGINE_ARGS | {"kv_cache_memory_bytes": KV_BYTES, "distributed_executor_backend": "uni"},
-    }
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    core = min(os.sched_getaffinity(0))
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("vllm_reference.py"))],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        env=environment,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    answers: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answers
-
-
-@pytest.fixture(scope="module")
-def pool(reference: list[dict[str, Any]]) -> Iterator[Pool]:
-    """Two workers with the embedded model, shared by this module."""
-    with Pool(workers=2, kv_cache_budget_bytes=2 * KV_BYTES, **ENGINE_ARGS) as pool:
-        yield pool
+def pool(vllm_pool: Pool) -> Pool:
+    """The shared pool under a shorter name."""
+    return vllm_pool
 
 
 @pytest.fixture(autouse=True)
@@ -77,19 +33,11 @@ def same_workers(pool: Pool, request: pytest.FixtureRequest) -> Iterator[None]:
         assert worker_pids(pool) == before
 
 
-def test_greedy_answers_equal_plain_vllm(pool: Pool, reference: list[dict[str, Any]]) -> None:
+def test_greedy_answers_equal_plain_vllm(pool: Pool, vllm_reference: list[dict[str, Any]]) -> None:
     outputs = [pool.generate(prompt, GREEDY) for prompt in PROMPTS]
-    told = [
-        {
-            "text": output.text,
-            "token_ids": output.token_ids,
-            "prompt_token_ids": output.prompt_token_ids,
-            "finish_reason": output.finish_reason,
-        }
-        for output in outputs
-    ]
-    assert told == reference
-    assert [output.usage.completion_tokens for output in outputs] == [len(answer["token_ids"]) for answer in reference]
+    expected = vllm_reference[: len(PROMPTS)]
+    assert [told_of(output) for output in outputs] == expected
+    assert [output.usage.completion_tokens for output in outputs] == [len(answer["token_ids"]) for answer in expected]
 
 
 def test_many_use_both_workers_and_keep_order(pool: Pool) -> None:
