@@ -57,7 +57,7 @@ COMMANDS = """\
 | command | what it does |
 | --- | --- |
 | `enginepool serve [MODEL] [settings] [-- vLLM flags]` | starts a pool and serves it until it is stopped; also `--config FILE.toml`, \
-`--print-settings`, `--ready-fd N`, `--die-with-parent` ([embedding.md](embedding.md)) |
+`--print-settings`, `--ready-fd N`, `--ready-file PATH`, `--die-with-parent` ([sidecar.md](sidecar.md)) |
 | `enginepool status [--json] [--watch] [--endpoint E]` | shows a running pool as a table or as one JSON object |
 | `enginepool drain [--timeout-s S] [--endpoint E]` | lets a pool finish what it has, then stop; returns when it is gone |
 | `enginepool stop [--endpoint E]` | stops a pool now; unfinished items are returned as retryable; waits up to 60 s |
@@ -80,6 +80,9 @@ Beside one name for each setting (see the first table):
 `enginepool-UID` in the temp folder |
 | `ENGINEPOOL_CACHE` | `demo`, `serve` without a model | where the converted embedded model is kept | \
 `$XDG_CACHE_HOME/enginepool`, else `~/.cache/enginepool` |
+
+`serve` warns of any other `ENGINEPOOL_…` variable, which is mostly a typing error. Names that Kubernetes makes for a service called
+`enginepool` (`ENGINEPOOL_PORT`, `ENGINEPOOL_SERVICE_HOST`, …) are let be, and no name above is one of those.
 
 What placement reads and removes of the environment is in [placement.md](placement.md).
 """

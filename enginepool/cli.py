@@ -6,9 +6,10 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from enginepool.errors import CallerError, EnginePoolError, ExitCode
 
@@ -21,7 +22,9 @@ _serve_actions: list[argparse.Action] = []
 
 
 class Parser(argparse.ArgumentParser):
-    """Says where a flag of vLLM's belongs."""
+    """Says where a flag of vLLM's belongs, and says it as JSON where the log is to be JSON."""
+
+    is_json = False
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with 2."""
@@ -31,13 +34,15 @@ class Parser(argparse.ArgumentParser):
             message += f"\n(did you mean {near[0]}?)"
         elif wrong.startswith("-") and "serve" in sys.argv:
             message += "\n(vLLM's own flags go after `--`: enginepool serve MODEL --workers 2 -- --max-model-len 1024)"
-        self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}\n")
+        _complain("error", message, f"{self.prog}: error: ")
+        self.exit(ExitCode.USAGE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     arguments, vllm_flags = _split(arguments)
+    Parser.is_json = arguments[:1] == ["serve"] and _wants_json(arguments[1:], os.environ)
     args = _build_parser(arguments[:1] == ["serve"]).parse_args(arguments)
     if vllm_flags and args.command != "serve":
         print(f"enginepool {args.command}: error: only `serve` takes vLLM flags after `--`", file=sys.stderr)
@@ -45,13 +50,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args, vllm_flags))
     except EnginePoolError as error:
-        print(f"enginepool {args.command}: {'error: ' if isinstance(error, CallerError) else ''}{error}", file=sys.stderr)
+        _complain("error", str(error), f"enginepool {args.command}: {'error: ' if isinstance(error, CallerError) else ''}")
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
+
+
+def _complain(level: Literal["warning", "error"], text: str, prefix: str) -> None:
+    """One line on stderr, in the format of the log."""
+    if Parser.is_json:
+        from enginepool.dispatcher.log_lines import json_line
+
+        print(json_line(time.time(), level, None, os.getpid(), text), file=sys.stderr)
+    else:
+        print(f"{prefix}{text}", file=sys.stderr)
+
+
+def _wants_json(arguments: list[str], environ: Mapping[str, str]) -> bool:
+    """Whether the log is JSON, found before anything is checked: what is wrong with the other settings is told so too."""
+    from enginepool.config import read_toml
+
+    probe = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    probe.add_argument("--log-format", default=environ.get("ENGINEPOOL_LOG_FORMAT"))
+    probe.add_argument("--config", type=Path)
+    try:
+        known, _ = probe.parse_known_args(arguments)
+        chosen = known.log_format or (read_toml(known.config).get("log_format") if known.config else None)
+    except (argparse.ArgumentError, EnginePoolError):
+        return False
+    return bool(chosen == "json")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -97,6 +127,7 @@ def _add_serve_flags(serve: argparse.ArgumentParser) -> None:
             text = f"{setting.help} [{setting.env}; default: {setting.default}]".replace("%", "%%")
             serve.add_argument(setting.flag, dest=f"set_{setting.name}", metavar="V", help=text)
     serve.add_argument("--ready-fd", type=int, metavar="N", help="write one JSON line to this descriptor once the pool is up or has failed")
+    serve.add_argument("--ready-file", type=Path, metavar="PATH", help="the same line as a file, there while the pool is up and takes work")
     serve.add_argument("--die-with-parent", action="store_true", help="stop at once when the program that started this one is gone")
     for name in ("--settings-fd", "--stages-fd", "--lifeline-fd", "--parent-pid"):
         serve.add_argument(name, type=int, help=argparse.SUPPRESS)
@@ -159,6 +190,7 @@ def _serve(args: argparse.Namespace, vllm_flags: list[str]) -> int:
     _check_fd(args.ready_fd)
     parent = Parent(
         ready_fd=args.ready_fd,
+        ready_file=args.ready_file,
         stages_fd=args.stages_fd,
         lifeline_fd=args.lifeline_fd,
         pid=(args.parent_pid or os.getppid()) if args.die_with_parent else None,
@@ -181,7 +213,7 @@ def _given_settings(args: argparse.Namespace, vllm_flags: list[str]) -> dict[str
     given = {name.removeprefix("set_"): value for name, value in vars(args).items() if name.startswith("set_") and value is not None}
     if args.positional_model is not None:
         if given.get("model") not in (None, args.positional_model):
-            print(f"enginepool serve: warning: --model {given['model']} is ignored, MODEL is given", file=sys.stderr)
+            _complain("warning", f"--model {given['model']} is ignored, MODEL is given", "enginepool serve: warning: ")
         given["model"] = args.positional_model
     if vllm_flags:
         given["vllm_flags"] = vllm_flags

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ from enginepool.errors import SettingsError
 
 ENV_PREFIX = "ENGINEPOOL_"
 MAX_WORKERS = 1024
+OTHER_VARIABLES = ("ENGINEPOOL_RUN_DIR", "ENGINEPOOL_CACHE")
+# Kubernetes sets these for every service: one named `enginepool` yields ENGINEPOOL_PORT, ENGINEPOOL_SERVICE_HOST and so on.
+_SERVICE_LINK = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 PositiveFloat = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -85,6 +89,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["debug", "info", "warning"],
         Meta(description="debug: all that workers print; info: state changes, ready workers' warnings; warning: what went wrong (Pool's)."),
     ] = "info"
+    log_format: Annotated[Literal["text", "json"], Meta(description="How log lines on stderr look: text, or one JSON object a line.")] = (
+        "text"
+    )
     engine_args: Annotated[dict[str, Any], Meta(description="Engine arguments by vLLM's own names.")] = {}
     vllm_flags: Annotated[list[str], Meta(description="vLLM's own flags, as given after `--`.")] = []
 
@@ -173,6 +180,24 @@ def nearest_setting(name: str) -> str | None:
 def _suggestion(name: str) -> str:
     near = nearest_setting(name)
     return f"; did you mean {near!r}?" if near else "; an engine argument stands under [engine_args]"
+
+
+def is_service_link(name: str) -> bool:
+    """Whether Kubernetes makes a variable of this name for a service."""
+    return _SERVICE_LINK.fullmatch(name) is not None
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """One sentence for each ENGINEPOOL_ variable that nothing reads, with the name it is close to; service links are let be."""
+    known = [*(item.env for item in iter_settings() if item.is_flag), *OTHER_VARIABLES]
+    unknown = sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in known and not is_service_link(name))
+    tails = [name.removeprefix(ENV_PREFIX) for name in known]
+    sentences = []
+    for name in unknown:
+        near = difflib.get_close_matches(name.removeprefix(ENV_PREFIX).upper(), tails, 1, 0.8)
+        hint = f"; did you mean {ENV_PREFIX}{near[0]}?" if near else ""
+        sentences.append(f"the environment variable {name} means nothing to enginepool{hint}")
+    return sentences
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import importlib.metadata
 import importlib.util
 import os
 import signal
+import traceback
 import uuid
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +16,15 @@ import msgspec
 import setproctitle
 
 from enginepool.chat_format import RequestFormat, read_format
-from enginepool.config import PoolSettings
+from enginepool.config import PoolSettings, unknown_variables
 from enginepool.dispatcher.announce import Announcer
-from enginepool.dispatcher.logs import LogWriter, stamp
+from enginepool.dispatcher.log_lines import level_of
+from enginepool.dispatcher.logs import LogWriter
 from enginepool.dispatcher.loop import Dispatcher
 from enginepool.dispatcher.machine import read_machine
 from enginepool.dispatcher.placement import PlacementRequest, describe, plan_workers
 from enginepool.dispatcher.plan import Plan
+from enginepool.dispatcher.ready_file import ReadyFile
 from enginepool.dispatcher.scratch import sweep_scratch
 from enginepool.dispatcher.signals import Signals
 from enginepool.errors import EngineMissing, EnginePoolError, ExitCode, SettingsError, StartError
@@ -37,6 +41,7 @@ class Parent(msgspec.Struct, frozen=True):
     """How the program that started this process is told and watched."""
 
     ready_fd: int | None = None
+    ready_file: Path | None = None
     stages_fd: int | None = None
     lifeline_fd: int | None = None
     pid: int | None = None
@@ -48,24 +53,37 @@ def run_dispatcher(settings: PoolSettings, parent: Parent) -> ExitCode:
     _open_standard_fds()
     setproctitle.setproctitle("enginepool dispatcher")
     announcer = Announcer(parent.ready_fd, parent.stages_fd)
-    writer = LogWriter()
+    writer = LogWriter(as_json=settings.log_format == "json")
     pid = os.getpid()
     _make_interruptible(parent)
 
     def log(text: str) -> None:
-        if settings.log_level != "warning" or text.startswith(("warning", "error")):
-            writer.line(stamp("dispatcher", pid, text))
+        level = level_of(text)
+        if settings.log_level != "warning" or level != "info":
+            writer.tell(level, text, pid=pid)
 
+    warnings.showwarning = lambda text, kind, file, line, *_: log(f"warning: {file}:{line}: {kind.__name__}: {text}")
     try:
+        if parent.ready_file is not None:
+            announcer.file = ReadyFile(parent.ready_file, log)
+        if not parent.is_embedded:
+            for text in unknown_variables(os.environ):
+                log(f"warning: {text}")
         return _run(settings, parent, announcer, writer, log, pid)
     except KeyboardInterrupt:
         announcer.ready({"state": "failed", "error": "interrupted before any worker was started", "exit_code": 130, "pid": pid})
         log("error: interrupted before any worker was started")
         return ExitCode.INTERRUPTED
     except EnginePoolError as error:
-        announcer.ready({"state": "failed", "error": str(error), "exit_code": int(error.exit_code), "pid": pid})
+        announcer.ready(
+            {"state": "failed", "error": str(error), "error_type": type(error).__name__, "exit_code": int(error.exit_code), "pid": pid}
+        )
         log(f"error: {error}")
         return error.exit_code
+    except Exception as error:
+        announcer.ready({"state": "failed", "error": f"{type(error).__name__}: {error}", "exit_code": int(ExitCode.FAILED), "pid": pid})
+        log(f"error: the dispatcher ended by a fault of its own: {traceback.format_exc()}")
+        return ExitCode.FAILED
 
 
 def _open_standard_fds() -> None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import REPO
 
-from enginepool.config import PoolSettings, build_settings, iter_settings, read_toml, resolve_settings
+from enginepool.config import (
+    OTHER_VARIABLES,
+    PoolSettings,
+    build_settings,
+    is_service_link,
+    iter_settings,
+    read_toml,
+    resolve_settings,
+    unknown_variables,
+)
 from enginepool.errors import ExitCode, SettingsError
 
 SETTINGS = list(iter_settings())
@@ -182,3 +193,41 @@ def test_settings_without_a_flag_are_the_tables_and_lists() -> None:
 def test_setting_with_closed_words_tells_its_choices() -> None:
     choices = {setting.name: setting.choices for setting in SETTINGS if setting.choices}
     assert choices["engine"] == ("vllm", "echo")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ENGINEPOOL_SERVICE_HOST",
+        "ENGINEPOOL_SERVICE_PORT",
+        "ENGINEPOOL_SERVICE_PORT_HTTP",
+        "ENGINEPOOL_PORT",
+        "ENGINEPOOL_PORT_8000_TCP",
+        "ENGINEPOOL_PORT_8000_TCP_PROTO",
+        "ENGINEPOOL_PORT_8000_UDP_PORT",
+        "ENGINEPOOL_MAX_PORT_53_SCTP_ADDR",
+    ],
+)
+def test_service_link_is_known_as_such(name: str) -> None:
+    assert is_service_link(name)
+    assert unknown_variables({name: "x"}) == []
+
+
+def test_no_variable_of_ours_can_be_a_service_link() -> None:
+    assert [name for name in [*(setting.env for setting in SETTINGS), *OTHER_VARIABLES] if is_service_link(name)] == []
+
+
+def test_every_variable_that_the_sources_name_is_known() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (REPO / "enginepool").rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r"\bENGINEPOOL_[A-Z_]*[A-Z]\b", text) if not is_service_link(name)}
+    assert named >= {"ENGINEPOOL_RUN_DIR", "ENGINEPOOL_CACHE", "ENGINEPOOL_ENDPOINT"}
+    assert unknown_variables(dict.fromkeys(named, "")) == []
+
+
+def test_unknown_variables_are_told_with_the_name_meant() -> None:
+    environ = {"ENGINEPOOL_WORKER": "2", "ENGINEPOOL_RUNDIR": "x", "ENGINEPOOL_QUUX": "1", "ENGINEPOOL_MODEL": "m", "HOME": "/"}
+    assert unknown_variables(environ) == [
+        "the environment variable ENGINEPOOL_QUUX means nothing to enginepool",
+        "the environment variable ENGINEPOOL_RUNDIR means nothing to enginepool; did you mean ENGINEPOOL_RUN_DIR?",
+        "the environment variable ENGINEPOOL_WORKER means nothing to enginepool; did you mean ENGINEPOOL_WORKERS?",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from enginepool.dispatcher import logs
-from enginepool.dispatcher.logs import TAIL_LINES, LogWriter, WorkerLog, stamp
+from enginepool.dispatcher.logs import TAIL_LINES, LogWriter, WorkerLog
 
 PIPE_BYTES = 4096
 
@@ -136,5 +137,13 @@ def test_worker_log_keeps_the_last_lines() -> None:
     assert list(log.tail) == [str(number) for number in range(200 - TAIL_LINES, 200)]
 
 
-def test_stamp_tells_time_role_and_pid() -> None:
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d worker 1\[42\] ready", stamp("worker 1", 42, "ready"))
+def test_writer_tells_time_role_and_pid(pipe: Pipe) -> None:
+    LogWriter(pipe.writer).tell("info", "ready", pid=42, worker=1)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d worker 1\[42\] ready\n", pipe.read().decode())
+
+
+def test_writer_of_json_tells_an_object_a_line(pipe: Pipe) -> None:
+    writer = LogWriter(pipe.writer, as_json=True)
+    writer.tell("warning", "warning: two\nlines", pid=7)
+    told = json.loads(pipe.read())
+    assert (told["level"], told["message"], told["role"], told["worker"], told["pid"]) == ("warning", "two\nlines", "dispatcher", None, 7)

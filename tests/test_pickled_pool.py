@@ -13,7 +13,7 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import pytest
-from conftest import wait_for
+from conftest import REPO, wait_for
 
 from enginepool import ForkedPool, NoDispatcher, Pool, PoolClosed, SamplingParams
 
@@ -160,3 +160,15 @@ def test_handle_in_a_forked_child(handle: Pool, is_used: bool, answer: str) -> N
     child.join(20)
     assert answers.get() == answer
     assert handle.generate("hello", FIVE).ok
+
+
+@pytest.mark.usefixtures("fresh_run_dir")
+def test_example_of_a_shared_pool_runs() -> None:
+    command = [sys.executable, str(REPO / "docs" / "examples" / "shared_pool.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == [
+        "{'question'} from the one pool: True",
+        "this process asked nothing itself: True",
+        "the pool runs on: True",
+    ]
+    assert done.stderr == ""

@@ -17,6 +17,7 @@ from conftest import is_alive, tree_of, wait_for
 
 from enginepool import (
     Code,
+    EndpointInUse,
     EnginePoolError,
     ForkedPool,
     InvalidRequest,
@@ -185,6 +186,14 @@ def test_failed_start_raises_its_cause(
     assert sidecar.exit_code == code
     assert sidecar.fds == ()
     assert list(fresh_run_dir.glob("*")) == []
+
+
+def test_taken_endpoint_raises_endpoint_in_use(sidecar: Sidecar) -> None:
+    sidecar.start()
+    other = Sidecar(engine="echo", workers=1, endpoint=sidecar.wait_until_up()["endpoint"])
+    with pytest.raises(EndpointInUse, match=f"held by the pool with pid {sidecar.pid}"), other:
+        pass
+    assert other.exit_code == ExitCode.USAGE
 
 
 def test_dispatcher_killed_while_starting_is_told(fresh_run_dir: Path) -> None:

@@ -27,7 +27,17 @@ from enginepool.client.requests import check_seconds
 from enginepool.client.settings import make_settings
 from enginepool.clock import monotonic
 from enginepool.config import PoolSettings
-from enginepool.errors import EngineMissing, EnginePoolError, ExitCode, ForkedPool, InvalidRequest, SettingsError, StartError, StartTimeout
+from enginepool.errors import (
+    EndpointInUse,
+    EngineMissing,
+    EnginePoolError,
+    ExitCode,
+    ForkedPool,
+    InvalidRequest,
+    SettingsError,
+    StartError,
+    StartTimeout,
+)
 from enginepool.protocol import Drain, Message, Stop
 
 STOP_GRACE_S = 2.0
@@ -147,8 +157,7 @@ class Sidecar:
         text = self._read["ready"]
         if not text.endswith(b"\n"):
             raise StartError(f"the dispatcher ended with status {code} before the pool was up; its messages are on stderr")
-        line = msgspec.json.decode(text)
-        raise _error_for(int(line["exit_code"]), str(line["error"]))
+        raise _error_for(msgspec.json.decode(text))
 
     @property
     def ready(self) -> dict[str, Any] | None:
@@ -334,7 +343,8 @@ def start_shown(settings: PoolSettings, *, progress: bool | None) -> Sidecar:
     return sidecar
 
 
-def _error_for(exit_code: int, text: str) -> EnginePoolError:
-    """The exception that stands for a dispatcher's exit code."""
+def _error_for(line: dict[str, Any]) -> EnginePoolError:
+    """The exception that stands for a ready line that tells of a failure: by its exit code, and one code has two."""
     kinds: dict[int, type[EnginePoolError]] = {ExitCode.USAGE: SettingsError, ExitCode.ENGINE_MISSING: EngineMissing}
-    return kinds.get(exit_code, StartError)(text)
+    kind = EndpointInUse if line.get("error_type") == EndpointInUse.__name__ else kinds.get(line["exit_code"], StartError)
+    return kind(line["error"])

@@ -7,6 +7,8 @@ import select
 import time
 from collections import deque
 
+from enginepool.dispatcher.log_lines import Level, json_line, text_line
+
 MAX_QUEUED_LINES = 2000
 PIPE_BUF = select.PIPE_BUF
 TAIL_LINES = 60
@@ -15,13 +17,18 @@ TAIL_LINES = 60
 class LogWriter:
     """A bounded queue before a descriptor that may be full, closed or a terminal on hold."""
 
-    def __init__(self, fd: int = 2) -> None:
+    def __init__(self, fd: int = 2, *, as_json: bool = False) -> None:
         self.num_dropped = 0
+        self._layout = json_line if as_json else text_line
         self._fd = fd
         self._queue: deque[bytes] = deque()
         self._is_closed = False
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
+
+    def tell(self, level: Level, text: str, *, pid: int | None, worker: int | None = None) -> None:
+        """Queue one message in the chosen format; `worker` None is the dispatcher."""
+        self.line(self._layout(time.time(), level, worker, pid, text))
 
     def line(self, text: str) -> None:
         """Queue one line and write what can be written now."""
@@ -82,8 +89,3 @@ class WorkerLog:
 
 def _clean(line: bytes) -> str:
     return line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace").rstrip()
-
-
-def stamp(role: str, pid: int | None, text: str) -> str:
-    """One log line: local time, role, pid, text."""
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S')} {role}[{pid}] {text}"

@@ -24,7 +24,8 @@ from enginepool.dispatcher.back import Back
 from enginepool.dispatcher.backlog import Backlog
 from enginepool.dispatcher.desk import Desk
 from enginepool.dispatcher.front import Front
-from enginepool.dispatcher.logs import LogWriter, stamp
+from enginepool.dispatcher.log_lines import Level, level_of
+from enginepool.dispatcher.logs import LogWriter
 from enginepool.dispatcher.plan import Plan
 from enginepool.dispatcher.report import Reporter
 from enginepool.dispatcher.roster import RestartBudget, Roster, Slot, failure_code
@@ -140,6 +141,7 @@ class Dispatcher:
                 self._turn()
         finally:
             self._announcer.ready({"state": "failed", "error": "ended while starting", "exit_code": 130, "pid": self._pid})
+            self._announcer.withdraw()
             self._staff.kill_all()
             self._front.flush()
             self._back.router.close(0)
@@ -149,18 +151,18 @@ class Dispatcher:
     def log(self, text: str, slot: Slot | None = None) -> None:
         """Tell a state change on stderr; it never blocks."""
         if self.settings.log_level != "warning":
-            self.warn(text, slot)
+            self._tell("info", text, slot)
 
     def warn(self, text: str, slot: Slot | None = None) -> None:
         """Tell what went wrong on stderr; it never blocks."""
-        role, pid = ("dispatcher", self._pid) if slot is None else (f"worker {slot.index}", slot.pid)
-        self._log_writer.line(stamp(role, pid, text))
+        self._tell("warning", text, slot)
 
     def show_worker_line(self, slot: Slot, text: str) -> None:
         """A line that a worker has printed; while it starts, a sign of life that only a failure or `debug` shows."""
         slot.progressed(monotonic(), self.settings.start_timeout_s)
-        if self.settings.log_level == "debug" or slot.state is WorkerState.READY:
-            self.log(text, slot)
+        level = self.settings.log_level
+        if level == "debug" or (level == "info" and slot.state is WorkerState.READY):
+            self._tell(level_of(text), text, slot)
 
     def status(self) -> PoolStatus:
         """What `status` reports."""
@@ -176,6 +178,7 @@ class Dispatcher:
         counts = f"{len(self._desk.backlog)} waiting, {len(self._desk.leases)} in flight"
         self.log(f"draining: {counts}, limit {limit_s:g} s; a second Ctrl-C stops at once")
         self.state = PoolState.DRAINING
+        self._announcer.withdraw()
         self._desk.is_draining = True
         self._drain_deadline = monotonic() + limit_s
         self._slow_at = 0.0
@@ -185,6 +188,7 @@ class Dispatcher:
         if self._is_stopping:
             return
         self._stopping_code = code
+        self._announcer.withdraw()
         self._desk.is_draining = True
         left = self._desk.close(ItemError(Code.DRAINING, "the pool stopped before this item finished; send it to the next one"))
         self.log(f"stopping{f': {left} unfinished items returned as retryable' if left else ''}")
@@ -196,8 +200,9 @@ class Dispatcher:
     def fail(self, reason: str, code: ExitCode) -> None:
         """The pool can not go on."""
         self.state, self.reason = PoolState.FAILED, reason
-        self.warn(f"failed: {reason}")
+        self._tell("error", f"failed: {reason}")
         self._announcer.ready({"state": "failed", "error": reason, "exit_code": int(code), "pid": self._pid})
+        self._announcer.withdraw()
         self._desk.is_draining = True
         self._desk.close(ItemError(Code.POOL_LOST, f"all workers failed: {reason}"))
         self._front.flush()
@@ -207,6 +212,10 @@ class Dispatcher:
     @property
     def _is_stopping(self) -> bool:
         return self._stop_deadline != math.inf
+
+    def _tell(self, level: Level, text: str, slot: Slot | None = None) -> None:
+        worker, pid = (None, self._pid) if slot is None else (slot.index, slot.pid)
+        self._log_writer.tell(level, text, worker=worker, pid=pid)
 
     def _turn(self) -> None:
         for key, _ in self._poller.poll(self._timeout_ms()):
