@@ -85,6 +85,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_items_per_message: Annotated[PositiveInt, Meta(description="Items in one message.")] = 1024
     max_slice: Annotated[PositiveInt, Meta(description="Items handed to a worker in one message (continuous mode).")] = 32
     heartbeat_s: Annotated[PositiveFloat, Meta(description="Interval of the workers' heartbeats.")] = 1.0
+    trace: Annotated[str | None, Meta(description="Write a Chrome trace of all items to this file, a lane for each slot of a worker.")] = (
+        None
+    )
     log_level: Annotated[
         Literal["debug", "info", "warning"],
         Meta(description="debug: all that workers print; info: state changes, ready workers' warnings; warning: what went wrong (Pool's)."),

@@ -27,6 +27,7 @@ from enginepool.dispatcher.plan import Plan
 from enginepool.dispatcher.ready_file import ReadyFile
 from enginepool.dispatcher.scratch import sweep_scratch
 from enginepool.dispatcher.signals import Signals
+from enginepool.dispatcher.trace_file import TraceWriter
 from enginepool.errors import EngineMissing, EnginePoolError, ExitCode, SettingsError, StartError
 from enginepool.handover import EngineSpec
 from enginepool.rundir import claim_endpoint
@@ -111,6 +112,7 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
     request_format = _read_format(settings)
     sweep_scratch()
     plan = _make_plan(settings)
+    trace = None if settings.trace is None else TraceWriter(settings.trace, log)
     claim = claim_endpoint(settings.endpoint, pool_id)
     try:
         model, name = _resolve_model(settings, log)
@@ -124,6 +126,7 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
             announcer,
             Signals(parent.pid, parent.lifeline_fd, ignore_sigint=parent.is_embedded),
             writer,
+            trace=trace,
             one_first=settings.engine == "vllm" and not _is_on_disk(model),
             pid=pid,
         )

@@ -60,10 +60,35 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     iteration: Iteration | None = None
 
 
+class Percentiles(msgspec.Struct, frozen=True):
+    """Half, 90 % and 99 % of the items were not slower; in seconds."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class LatencySummary(msgspec.Struct, frozen=True):
+    """The items that ended within the last 60 seconds.
+
+    `ended` counts all, `failed` those with an error, `items_per_s` all over the last five full seconds. The percentiles
+    are of items without an error, from samples: `waiting_s` received → leased, `ttft_s` received → first token (None
+    where engines tell no such stamp), `total_s` received → end.
+    """
+
+    ended: int
+    failed: int
+    items_per_s: float
+    waiting_s: Percentiles | None
+    ttft_s: Percentiles | None
+    total_s: Percentiles | None
+
+
 class WorkerStatus(msgspec.Struct, frozen=True):
     """One worker: counts are since its process started, rates in tokens/s over the last few seconds.
 
     `iteration` is its engine's last step, told where vLLM's `enable_logging_iteration_details` is on.
+    `since_last_exit_s` is how long ago its last process ended.
     """
 
     index: int
@@ -84,10 +109,11 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     kv_cache_usage: float | None
     rss_bytes: int | None
     iteration: Iteration | None = None
+    since_last_exit_s: float | None = None
 
 
 class PoolStatus(msgspec.Struct, frozen=True):
-    """The whole pool. `pid` is the dispatcher's; `backlog` counts items that wait for a worker."""
+    """The whole pool. `pid` is the dispatcher's; `backlog` counts items that wait for a worker; `latency` is None in an idle minute."""
 
     pool_id: str
     pid: int
@@ -106,3 +132,4 @@ class PoolStatus(msgspec.Struct, frozen=True):
     rss_bytes: int
     dropped_log_lines: int
     workers: list[WorkerStatus]
+    latency: LatencySummary | None = None

@@ -25,7 +25,7 @@ LADDER = [
 ]
 RANKS = {part: rank for rank, parts in enumerate(LADDER) for part in parts}
 PLACEMENT = ["placement", "affinity", "cpuset", "devices", "environment", "kv_budget", "plan", "spread"]
-PURE = [f"dispatcher.{name}" for name in ("backlog", "leases", "desk", "assign", "roster", *PLACEMENT)]
+PURE = [f"dispatcher.{name}" for name in ("backlog", "leases", "desk", "assign", "roster", "latency", "trace", *PLACEMENT)]
 DOING = {"os", "time", "socket", "subprocess", "zmq", "threading", "multiprocessing", "selectors", "signal", "asyncio", "random"}
 DOING_OF_OURS = ("transport", "rundir", "handover", "clock")
 HEAVY = {"vllm", "torch", "transformers", "numpy"}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from enginepool.dispatcher.assign import WorkerLoad
+from enginepool.dispatcher.backlog import Item
 from enginepool.dispatcher.desk import Desk
 from enginepool.dispatcher.roster import Roster, Slot
 from enginepool.protocol import (
@@ -51,6 +52,7 @@ class Back:
     ) -> None:
         self.router = router
         self.desk: Desk | None = None
+        self.on_leased: Callable[[int, list[Item], float], None] | None = None
         self._roster = roster
         self._pool_id = pool_id
         self._secret = secret
@@ -90,6 +92,8 @@ class Back:
         assert self.desk is not None
         if self.desk.backlog:
             for worker, numbers, payloads in self.desk.grant(self.loads(), now):
+                if self.on_leased is not None:
+                    self.on_leased(worker, self.desk.leases.items_of(worker, numbers), now)
                 self._to_worker(worker, Lease(numbers), payloads)
 
     def abort(self, worker: int, numbers: list[int]) -> None:

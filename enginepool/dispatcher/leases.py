@@ -73,9 +73,10 @@ class Leases:
         """Whether the worker runs one suspect and must get nothing beside it."""
         return worker in self._alone
 
-    def items_of(self, worker: int) -> list[Item]:
-        """What the worker holds, in the order in which it was handed out."""
-        return list(self._by_worker.get(worker, {}).values())
+    def items_of(self, worker: int, numbers: Iterable[int] | None = None) -> list[Item]:
+        """What the worker holds, all or these leases, in the order in which it was handed out."""
+        hand = self._by_worker.get(worker, {})
+        return list(hand.values()) if numbers is None else [hand[number] for number in numbers]
 
     def revoke(self, worker: int) -> list[Item]:
         """Close all leases of a worker that has died; returns the items in order."""

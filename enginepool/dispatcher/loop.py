@@ -26,12 +26,14 @@ from enginepool.dispatcher.desk import Desk
 from enginepool.dispatcher.front import Front
 from enginepool.dispatcher.log_lines import Level, level_of
 from enginepool.dispatcher.logs import LogWriter
+from enginepool.dispatcher.observer import Observer
 from enginepool.dispatcher.plan import Plan
 from enginepool.dispatcher.report import Reporter
 from enginepool.dispatcher.roster import RestartBudget, Roster, Slot, failure_code
 from enginepool.dispatcher.signals import Signals
 from enginepool.dispatcher.staff import Staff
 from enginepool.dispatcher.supervisor import Supervisor
+from enginepool.dispatcher.trace_file import TraceWriter
 from enginepool.errors import Code, ExitCode, ItemError
 from enginepool.handover import EngineSpec, WorkerSpec
 from enginepool.protocol import PROTOCOL_VERSION, Limits, Ready, Welcome
@@ -60,6 +62,7 @@ class Dispatcher:
         signals: Signals,
         log_writer: LogWriter,
         *,
+        trace: TraceWriter | None,
         one_first: bool,
         pid: int,
     ) -> None:
@@ -84,6 +87,7 @@ class Dispatcher:
         self._poller = Poller()
         self._handlers: dict[object, Callable[[], None]] = {}
         self._anchor = ClockAnchor.take()
+        self.observer = Observer(len(plan.workers), self._anchor, trace)
         front_router = Router(settings.max_frame_bytes + HEADER_BYTES)
         back_router = Router(settings.max_frame_bytes + HEADER_BYTES, front_router)
         try:
@@ -119,8 +123,10 @@ class Dispatcher:
         timeout_s = settings.static_timeout_s
         rule = BatchRule(settings.batch_size, timeout_s) if settings.batch_size and timeout_s else None
         backlog = Backlog(settings.max_backlog_items, settings.max_backlog_bytes)
-        self._desk = Desk(backlog, settings.max_slice, rule, self._front.deliver, self._front.deliver_delta, self._back.abort)
+        deliver = self.observer.before(self._front.deliver)
+        self._desk = Desk(backlog, settings.max_slice, rule, deliver, self._front.deliver_delta, self._back.abort)
         self._front.desk = self._back.desk = self._desk
+        self._back.on_leased = self.observer.on_leased
         supervisor = Supervisor({plan.index: plan for plan in self._plan.workers}, self._make_spec, is_chatty=settings.log_level == "debug")
         self._staff = Staff(self, supervisor, self.roster, self._desk, self._back, watch=self._watch, unwatch=self._unwatch)
         self._reporter = Reporter(self._pool_id, self._model, endpoint, self._anchor, list(self._plan.workers))
@@ -146,6 +152,7 @@ class Dispatcher:
             self._front.flush()
             self._back.router.close(0)
             self._front.router.close()
+            self.observer.close()
         return self._exit_code
 
     def log(self, text: str, slot: Slot | None = None) -> None:
@@ -166,9 +173,8 @@ class Dispatcher:
 
     def status(self) -> PoolStatus:
         """What `status` reports."""
-        return self._reporter.status(
-            self.state, self.reason, self.roster, self._desk, self._front.num_clients, self._log_writer.num_dropped
-        )
+        latency, num_dropped = self.observer.latency, self._log_writer.num_dropped
+        return self._reporter.status(self.state, self.reason, self.roster, self._desk, latency, self._front.num_clients, num_dropped)
 
     def drain(self, limit_s: float | None = None) -> None:
         """Take nothing new, finish what there is, then stop; while starting there is nothing to finish."""
@@ -236,6 +242,7 @@ class Dispatcher:
     def _slow_turn(self, now: float) -> None:
         self._slow_at = now + SLOW_TURN_S
         self._log_writer.flush()
+        self.observer.tick(now, len(self._desk.backlog), len(self._desk.leases))
         self._staff.judge_exits(now)
         if self._is_stopping:
             self._finish_stop(now)
@@ -282,6 +289,7 @@ class Dispatcher:
         )
         if self._staff.has_wrong_mask(slot, wanted):
             self.warn(f"warning: the mask of cpus {sorted(wanted)} could not be set", slot)
+        self.observer.note(slot.index, "ready", slot.pid)
         self._announcer.stage(slot.index, "ready")
         self._slow_at = 0.0
 

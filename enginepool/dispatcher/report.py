@@ -8,6 +8,7 @@ import psutil
 
 from enginepool.clock import ClockAnchor
 from enginepool.dispatcher.desk import Desk
+from enginepool.dispatcher.latency import LatencyWindow
 from enginepool.dispatcher.plan import WorkerPlan
 from enginepool.dispatcher.roster import Roster, Slot
 from enginepool.status import PoolState, PoolStatus, WorkerStatus
@@ -24,7 +25,14 @@ class Reporter:
         self._plans = plans
 
     def status(
-        self, state: PoolState, reason: str | None, roster: Roster, desk: Desk, num_clients: int, dropped_log_lines: int
+        self,
+        state: PoolState,
+        reason: str | None,
+        roster: Roster,
+        desk: Desk,
+        latency: LatencyWindow,
+        num_clients: int,
+        dropped_log_lines: int,
     ) -> PoolStatus:
         """The pool as it stands now."""
         fresh = ClockAnchor.take(8)
@@ -45,7 +53,8 @@ class Reporter:
             clock_drift_s=self._anchor.drift_s(fresh),
             rss_bytes=psutil.Process().memory_info().rss,
             dropped_log_lines=dropped_log_lines,
-            workers=[self._worker(slot, desk) for slot in roster.slots],
+            workers=[self._worker(slot, desk, fresh.monotonic_s) for slot in roster.slots],
+            latency=latency.summary(fresh.monotonic_s),
         )
 
     def ready_line(self, state: PoolState) -> dict[str, object]:
@@ -62,7 +71,7 @@ class Reporter:
             ],
         }
 
-    def _worker(self, slot: Slot, desk: Desk) -> WorkerStatus:
+    def _worker(self, slot: Slot, desk: Desk, now: float) -> WorkerStatus:
         plan = self._plans[slot.index]
         prompt_rate, generation_rate = slot.rates()
         return WorkerStatus(
@@ -84,6 +93,7 @@ class Reporter:
             kv_cache_usage=slot.load.kv_cache_usage,
             rss_bytes=_tree_rss(slot.pid),
             iteration=slot.load.iteration,
+            since_last_exit_s=None if slot.last_exit is None else now - slot.last_exit_at,
         )
 
 

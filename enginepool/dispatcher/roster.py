@@ -54,6 +54,7 @@ class Slot:
         self.stage = "waiting"
         self.restarts = -1
         self.last_exit: str | None = None
+        self.last_exit_at = -math.inf
         self.failure: str | None = None
         self.failure_kind: str | None = None
         self.farewell: str | None = None
@@ -98,8 +99,10 @@ class Slot:
 
     def died(self, last_exit: str, now: float, *, is_permanent: bool) -> None:
         """The process is gone: back off and start anew, or give this worker up."""
-        self.pid, self.peer, self.last_exit = None, None, last_exit
+        self.pid, self.peer, self.last_exit, self.last_exit_at = None, None, last_exit, now
         self.capacity = self.prefetch = 0
+        self.load = Load()
+        self._samples.clear()
         self.deadline = math.inf
         if self.state is WorkerState.DRAINING:
             self.state = WorkerState.STOPPED

@@ -10,6 +10,7 @@ from enginepool.clock import monotonic
 from enginepool.config import PoolSettings
 from enginepool.dispatcher.back import Back
 from enginepool.dispatcher.desk import Desk
+from enginepool.dispatcher.observer import Observer
 from enginepool.dispatcher.roster import Roster, Slot
 from enginepool.dispatcher.supervisor import Supervisor, WorkerProcess
 from enginepool.status import WorkerState
@@ -22,6 +23,7 @@ class Host(Protocol):
     """What the staff needs of the dispatcher."""
 
     settings: PoolSettings
+    observer: Observer
 
     def log(self, text: str, slot: Slot | None = None) -> None: ...
     def warn(self, text: str, slot: Slot | None = None) -> None: ...
@@ -112,6 +114,7 @@ class Staff:
         self._watch(process.pidfd, lambda: self._on_exit(process))
         self._watch(process.log_fd, lambda: self._read_log(process))
         again = f" again (restart {slot.restarts})" if slot.restarts else ""
+        self._host.observer.note(slot.index, "started", process.pid)
         self._host.log(f"started{again} on cpus {_mask_of(process.pid)}", slot)
 
     def _on_exit(self, process: WorkerProcess) -> None:
@@ -137,6 +140,7 @@ class Staff:
         if slot.failure_kind is None:
             was_starting = slot.state is WorkerState.STARTING
             slot.failure = _explain(slot.failure or (f"{how} while {slot.stage!r}" if was_starting else how), tail)
+        self._host.observer.worker_died(slot.index, how, pid)
         retried, convicted, explained = self._desk.worker_died(slot.index, how)
         for index in explained[:-1]:  # the last one is this death, which has not been counted yet
             self._roster.slots[index].budget.refund()

@@ -1,0 +1,95 @@
+"""The observer: tells those who measure what happens to items and workers, with the time at which it was told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from enginepool.clock import ClockAnchor, EngineStamps, monotonic
+from enginepool.dispatcher.backlog import Item
+from enginepool.dispatcher.desk import Deliver
+from enginepool.dispatcher.latency import LatencyWindow
+from enginepool.dispatcher.trace import NOTHING_REACHED, Milestones, TraceLanes
+from enginepool.dispatcher.trace_file import TraceWriter
+from enginepool.errors import ItemError
+
+COUNTERS_S = 1.0
+_decode = msgspec.msgpack.Decoder(EngineStamps | None).decode
+
+
+class Observer:
+    """Feeds the latency window, and the trace where there is one."""
+
+    def __init__(self, num_workers: int, anchor: ClockAnchor, writer: TraceWriter | None) -> None:
+        self.latency = LatencyWindow()
+        self._writer = writer
+        self._lanes = TraceLanes(num_workers, anchor.wall_s - anchor.monotonic_s)
+        self._num_workers = num_workers
+        self._count_at = 0.0
+        if writer is not None:
+            writer.add(self._lanes.names())
+
+    @property
+    def on_leased(self) -> Callable[[int, Sequence[Item], float], None] | None:
+        """Whom to tell that items were handed to a worker; None where nobody wants to know."""
+        writer, lanes = self._writer, self._lanes
+        return None if writer is None else lambda worker, items, now: writer.add(lanes.leased(worker, items, now))
+
+    def before(self, deliver: Deliver) -> Deliver:
+        """`deliver`, with each end noted before it."""
+
+        def note_and_deliver(item: Item, payload: bytes, error: ItemError | None, stamps: msgspec.Raw) -> None:
+            self.ended(item, error, stamps)
+            deliver(item, payload, error, stamps)
+
+        return note_and_deliver
+
+    def ended(self, item: Item, error: ItemError | None, stamps: msgspec.Raw) -> None:
+        """An item has ended; its stamps are decoded only where they are wanted."""
+        now = monotonic()
+        is_sampled = self.latency.ended(now, is_ok=error is None)
+        if not is_sampled and self._writer is None:
+            return
+        milestones = _milestones(stamps)
+        if is_sampled:
+            received, first_token = item.received, milestones[1]
+            ttft_s = None if first_token is None else first_token - received
+            self.latency.sample((item.leased or received) - received, ttft_s, now - received)
+        if self._writer is not None:
+            self._writer.add(self._lanes.ended(item, error, milestones, now))
+
+    def worker_died(self, worker: int, how: str, pid: int | None) -> None:
+        """A worker has exited; what it had in hand is lost."""
+        if self._writer is not None:
+            self.note(worker, how, pid)
+            self._writer.add(self._lanes.worker_died(worker, monotonic()))
+
+    def note(self, worker: int, text: str, pid: int | None) -> None:
+        """A worker's state has changed."""
+        if self._writer is not None:
+            self._writer.add([self._lanes.worker_note(worker, text, monotonic(), pid=pid)])
+
+    def tick(self, now: float, backlog: int, in_flight: int) -> None:
+        """Write what has gathered; every second with the counts."""
+        if self._writer is None:
+            return
+        if now >= self._count_at:
+            self._count_at = now + COUNTERS_S
+            self._writer.add(self._lanes.counters(backlog, in_flight, now))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """End the trace; what is still in a worker's hand is lost."""
+        if self._writer is not None:
+            for worker in range(self._num_workers):
+                self._writer.add(self._lanes.worker_died(worker, monotonic()))
+            self._writer.close()
+
+
+def _milestones(stamps: msgspec.Raw) -> Milestones:
+    try:
+        found = _decode(stamps)
+    except msgspec.DecodeError:  # only forwarded otherwise: whoever reads it there will tell
+        return NOTHING_REACHED
+    return NOTHING_REACHED if found is None else (found.scheduled, found.first_token, found.last_token, found.num_tokens)
