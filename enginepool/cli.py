@@ -136,7 +136,8 @@ def _add_serve_flags(serve: argparse.ArgumentParser) -> None:
 def _add_client_commands(commands: Any) -> None:
     status = commands.add_parser("status", help="show a running pool", epilog=EXIT_CODES)
     status.add_argument("--json", action="store_true", help="print the whole status as one JSON object")
-    status.add_argument("--watch", action="store_true", help="refresh every second until interrupted")
+    status.add_argument("--watch", action="store_true", help="show it in place until q is pressed; JSON lines where stdout is no terminal")
+    status.add_argument("--interval-s", type=_seconds, default=1.0, metavar="S", help="with --watch: seconds between two looks (default 1)")
     status.set_defaults(run=_status)
     drain = commands.add_parser("drain", help="finish what a pool has, take nothing new, then stop it")
     drain.add_argument("--timeout-s", type=_seconds, metavar="S", help="limit (default: the pool's drain_timeout_s)")
@@ -230,7 +231,7 @@ def _print_settings(settings: Any, origins: dict[str, str]) -> None:
 def _status(args: argparse.Namespace, _: list[str]) -> int:
     from enginepool.client.show_status import run_status
 
-    return run_status(args.endpoint, as_json=args.json, watch=args.watch)
+    return run_status(args.endpoint, as_json=args.json, watch=args.watch, interval_s=args.interval_s)
 
 
 def _drain(args: argparse.Namespace, _: list[str]) -> int:
