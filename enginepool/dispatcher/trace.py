@@ -24,7 +24,8 @@ Milestones = tuple[float | None, float | None, float | None, int]
 """Monotonic `scheduled`, `first_token` and `last_token` as far as they were reached, and the number of tokens."""
 
 PHASES = ("queued", "prefill", "decode")
-COLOURS = {"queued": "grey", "prefill": "thread_state_iowait", "decode": "good", "lost": "terrible"}
+COLOURS = {"queued": "grey", "prefill": "thread_state_iowait", "decode": "thread_state_running", "lost": "terrible"}
+MIN_DURATION_US = 1  # viewers draw a span without length inside its neighbour
 NOTHING_REACHED: Milestones = (None, None, None, 0)
 
 
@@ -153,7 +154,7 @@ class TraceLanes:
     def _close(self, worker: int, attempt: Attempt, phases: list[tuple[str, int]], args: dict[str, Any]) -> list[Event]:
         start, events = attempt.start_us, []
         for name, end in phases:
-            duration = max(0, end - start)
+            duration = max(MIN_DURATION_US, end - start)
             events.append(Event(name, "X", worker, start, duration, attempt.lane, cname=COLOURS.get(name), args=args))
             start += duration
         self._lanes[worker].give_back(attempt.lane, start)
