@@ -58,8 +58,10 @@ def _build(spec: WorkerSpec, report: Callable[[str], None]) -> Engine:
     report("importing vLLM")
     try:
         from enginepool.worker.vllm_engine import VllmEngine
-    except ImportError as error:
-        raise StartRefused("missing", f"vLLM is installed but can not be imported: {error}{hint_for(error)}") from error
+    except (ImportError, OSError, RuntimeError) as error:
+        # Companions of torch that are built for another one raise the latter two.
+        kind = "missing" if isinstance(error, ImportError) else "engine"
+        raise StartRefused(kind, f"vLLM is installed but can not be imported: {error}{hint_for(error)}") from error
     return VllmEngine(spec.engine, report)
 
 

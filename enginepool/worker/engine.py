@@ -115,6 +115,6 @@ def hint_for(error: BaseException) -> str:
     text = str(error)
     if "KV cache" in text or "kv cache" in text:
         return "; give all CPU workers together more with kv_cache_budget_bytes, or set a smaller max_model_len"
-    if "torchvision" in text or "Could not import module" in text:
-        return "; torchvision is built for another torch, remove it: pip uninstall torchvision torchaudio torchcodec"
+    if any(name in text for name in ("torchvision", "torchaudio", "torchcodec", "Could not import module")):
+        return "; a companion of torch is built for another one, remove it: pip uninstall torchvision torchaudio torchcodec"
     return ""
