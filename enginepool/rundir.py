@@ -38,12 +38,17 @@ def make_run_dir(environ: Mapping[str, str] = os.environ) -> Path:
         info = folder.lstat()
     except OSError as error:
         raise SettingsError(f"run directory {folder}: {error.strerror}; set ENGINEPOOL_RUN_DIR to a writable folder") from None
+    check_owner(folder, info)
+    return folder
+
+
+def check_owner(folder: Path, info: os.stat_result) -> None:
+    """Raise SettingsError unless the run directory is a folder of this user's alone."""
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         raise SettingsError(f"run directory {folder} is not a folder of yours; remove it or set ENGINEPOOL_RUN_DIR")
     if stat.S_IMODE(info.st_mode) & 0o077:
         mode = stat.S_IMODE(info.st_mode)
         raise SettingsError(f"run directory {folder} is open to others (mode {mode:o}); chmod 700 it or set ENGINEPOOL_RUN_DIR")
-    return folder
 
 
 def default_endpoint(environ: Mapping[str, str] = os.environ) -> str:
@@ -56,17 +61,20 @@ def check_endpoint(endpoint: str) -> None:
     if endpoint.startswith("ipc://"):
         path = endpoint.removeprefix("ipc://")
         if not path.startswith("/"):
-            raise SettingsError(f"endpoint {endpoint}: the path must be absolute (ipc:///path/to.sock)")
+            raise SettingsError(f"endpoint {endpoint}: the path is not absolute; write ipc:///path/to.sock")
         if len(os.fsencode(path)) + len(".back") > MAX_IPC_PATH_BYTES:
             raise SettingsError(f"endpoint {endpoint}: the path is longer than {MAX_IPC_PATH_BYTES - 5} bytes; set ENGINEPOOL_RUN_DIR")
     elif endpoint.startswith("tcp://"):
         match = _LOOPBACK.match(endpoint)
         if not match:
-            raise SettingsError(f"endpoint {endpoint}: only loopback (tcp://127.0.0.1:PORT) is served; traffic is not encrypted yet")
+            raise SettingsError(
+                f"endpoint {endpoint}: traffic is not encrypted yet, so only loopback is served; write tcp://127.0.0.1:PORT or ipc:///path"
+            )
+
         if int(match[2]) > 65535:
-            raise SettingsError(f"endpoint {endpoint}: a port is at most 65535")
+            raise SettingsError(f"endpoint {endpoint}: there is no such port; a port is at most 65535")
     else:
-        raise SettingsError(f"endpoint {endpoint}: write ipc:///path or tcp://127.0.0.1:PORT")
+        raise SettingsError(f"endpoint {endpoint}: no such kind of address; write ipc:///path or tcp://127.0.0.1:PORT")
 
 
 class Claim:
@@ -76,13 +84,12 @@ class Claim:
         self.endpoint = endpoint
         self.secret = secrets.token_bytes(32)
         self._folder = folder
-        _refuse_foreign_files(endpoint, folder)
+        refuse_foreign_files(endpoint, folder)
         self._lock_path = _lock_path(endpoint, folder)
         self._lock_fd = _take_lock(self._lock_path, endpoint)
         self._secret_path: Path | None = None
         self._secret_fd: int | None = None
-        stem = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else f"{folder}/{_stem(endpoint)}-{os.getpid()}"
-        self.back = f"ipc://{stem}.back"
+        self.back = f"ipc://{back_path(endpoint, folder)}"
 
     def publish(self, endpoint: str) -> None:
         """Write the secret beside the endpoint the kernel really gave, and close the sockets' files to others."""
@@ -90,7 +97,7 @@ class Claim:
         for address in (endpoint, self.back):
             if address.startswith("ipc://"):
                 os.chmod(address.removeprefix("ipc://"), 0o600)
-        self._secret_path = _beside(endpoint, self._folder, "secret")
+        self._secret_path = beside(endpoint, self._folder, "secret")
         draft = self._secret_path.with_suffix(f".{os.getpid()}.tmp")
         self._secret_fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.write(self._secret_fd, self.secret)
@@ -105,6 +112,12 @@ class Claim:
         for fd in (self._secret_fd, self._lock_fd):
             if fd is not None:
                 os.close(fd)
+
+
+def back_path(endpoint: str, folder: Path) -> str:
+    """The path of the workers' socket; beside a tcp endpoint it carries our pid, since ports of the kernel's choice share a name."""
+    stem = endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else f"{folder}/{_stem(endpoint)}-{os.getpid()}"
+    return f"{stem}.back"
 
 
 def claim_endpoint(endpoint: str | None, pool_id: str, environ: Mapping[str, str] = os.environ) -> Claim:
@@ -129,12 +142,12 @@ def claim_endpoint(endpoint: str | None, pool_id: str, environ: Mapping[str, str
 def read_secret(endpoint: str, environ: Mapping[str, str] = os.environ) -> bytes:
     """The secret of the pool at `endpoint`. Raises NoDispatcher when there is none this user may read."""
     check_endpoint(endpoint)
-    path = _beside(endpoint, run_dir(environ), "secret")
+    path = beside(endpoint, run_dir(environ), "secret")
     hint = "start one with `enginepool serve`, or give the endpoint it printed (--endpoint or ENGINEPOOL_ENDPOINT)"
     try:
         secret = path.read_bytes()
         with path.open("rb") as file:
-            if _is_locked(file.fileno()):
+            if is_locked(file.fileno()):
                 return secret
     except FileNotFoundError:
         raise NoDispatcher(f"no pool at {endpoint}: {hint}") from None
@@ -143,7 +156,8 @@ def read_secret(endpoint: str, environ: Mapping[str, str] = os.environ) -> bytes
     raise NoDispatcher(f"the pool at {endpoint} is gone, its dispatcher was killed; {hint}")
 
 
-def _is_locked(fd: int) -> bool:
+def is_locked(fd: int) -> bool:
+    """Whether somebody else holds the file exclusively."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -151,21 +165,28 @@ def _is_locked(fd: int) -> bool:
     return False
 
 
-def _refuse_foreign_files(endpoint: str, folder: Path) -> None:
+def refuse_foreign_files(endpoint: str, folder: Path) -> None:
     """Raise SettingsError rather than touch a file that no pool has made: its lock holds a pid, its secret 32 bytes."""
     if not endpoint.startswith("ipc://"):
         return
+    try:
+        file = _foreign_file(endpoint, folder)
+    except OSError as error:
+        raise SettingsError(f"endpoint {endpoint}: {error.filename}: {error.strerror}; choose another path") from None
+    if file:
+        raise SettingsError(f"endpoint {endpoint}: {file} exists and is not a pool's; choose another path")
+
+
+def _foreign_file(endpoint: str, folder: Path) -> Path | None:
     path = Path(endpoint.removeprefix("ipc://"))
-    beside = {suffix: _beside(endpoint, folder, suffix) for suffix in ("back", "lock", "secret")}
+    files = {suffix: beside(endpoint, folder, suffix) for suffix in ("back", "lock", "secret")}
     is_ours = {
         path: path.is_socket(),
-        beside["back"]: beside["back"].is_socket(),
-        beside["lock"]: beside["lock"].is_file() and not beside["lock"].read_bytes()[:32].strip(b"0123456789"),
-        beside["secret"]: beside["secret"].is_file() and beside["secret"].stat().st_size == 32,
+        files["back"]: files["back"].is_socket(),
+        files["lock"]: files["lock"].is_file() and not files["lock"].read_bytes()[:32].strip(b"0123456789"),
+        files["secret"]: files["secret"].is_file() and files["secret"].stat().st_size == 32,
     }
-    for file, is_known in is_ours.items():
-        if file.exists() and not is_known:
-            raise SettingsError(f"endpoint {endpoint}: {file} exists and is not a pool's; choose another path")
+    return next((file for file, is_known in is_ours.items() if file.exists() and not is_known), None)
 
 
 def _stem(endpoint: str) -> str:
@@ -173,7 +194,8 @@ def _stem(endpoint: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", endpoint.replace("//localhost:", "//127.0.0.1:")).strip("-")
 
 
-def _beside(endpoint: str, folder: Path, suffix: str) -> Path:
+def beside(endpoint: str, folder: Path, suffix: str) -> Path:
+    """The file that belongs to an endpoint: `lock`, `secret` or, for ipc, `back`."""
     if endpoint.startswith("ipc://"):
         return Path(endpoint.removeprefix("ipc://") + "." + suffix)
     return folder / f"{_stem(endpoint)}.{suffix}"
@@ -182,7 +204,7 @@ def _beside(endpoint: str, folder: Path, suffix: str) -> Path:
 def _lock_path(endpoint: str, folder: Path) -> Path:
     """Pools that leave the port to the kernel do not exclude each other."""
     is_any_port = endpoint.startswith("tcp://") and endpoint.endswith(":0")
-    return _beside(endpoint, folder, f"{os.getpid()}.lock" if is_any_port else "lock")
+    return beside(endpoint, folder, f"{os.getpid()}.lock" if is_any_port else "lock")
 
 
 def _take_lock(path: Path, endpoint: str) -> int:

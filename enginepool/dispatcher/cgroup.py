@@ -45,6 +45,16 @@ def read_cgroup(root: Path) -> CgroupLimits:
     return CgroupLimits(cores[0] if cores else None, min(quotas, default=None), min(limits, default=None))
 
 
+def read_pids(root: Path) -> int | None:
+    """How many more processes and threads the tightest control group lets this process make; None: no limit."""
+    left = []
+    for folder in _folders(root, "pids"):
+        limit, current = read_text(folder / "pids.max") or "", read_text(folder / "pids.current") or ""
+        if limit.isdecimal() and current.isdecimal():
+            left.append(max(0, int(limit) - int(current)))
+    return min(left, default=None)
+
+
 def read_text(path: Path) -> str | None:
     """The stripped text of a small kernel file, None if it isn't there or may not be read."""
     try:

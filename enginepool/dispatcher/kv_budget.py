@@ -122,4 +122,5 @@ def _pressure(machine: Machine, total: int) -> tuple[str, ...]:
     available = machine.memory_available_bytes
     if available is None or total <= available:
         return ()
-    return (f"KV caches of {format_bytes(total)} in all, but only {format_bytes(available)} of memory are free now: loading may fail",)
+    found = f"KV caches of {format_bytes(total)} in all, but only {format_bytes(available)} of memory are free now, so loading may fail"
+    return (f"{found}; free some, or lower kv_cache_budget_bytes",)

@@ -101,7 +101,7 @@ def _devices_origin(request: PlacementRequest, devices: Sequence[Device]) -> str
     if request.engine == "echo":
         return "echo engines need none"
     if not devices:
-        return "CPU: set by the user" if request.device == "cpu" else "CPU: no visible GPU"
+        return "CPU: vLLM is built for it" if request.device == "cpu" else "CPU: no visible GPU"
     source = f"{VARIABLE}={request.environ[VARIABLE]}" if VARIABLE in request.environ else "all GPUs found"
     return f"{source}: {','.join(device.name for device in devices)}"
 
@@ -119,7 +119,8 @@ def _warnings(request: PlacementRequest, devices: Sequence[Device], workers: int
     found = [*cores.warnings, *(kv.warnings if kv else ())]
     idle = len(devices) - workers * request.ranks
     if idle > 0 and request.workers == "auto":
-        found.append(f"{idle} of {len(devices)} devices stay unused: they don't fill a worker of {request.ranks}")
+        unused = f"{idle} of {len(devices)} devices stay unused: they don't fill a worker of {request.ranks}"
+        found.append(f"{unused}; choose parallel sizes that divide them")
     if devices and request.kv_cache_bytes:
         found.append("kv_cache_bytes is for CPU engines and has no effect on GPUs; use vLLM's own gpu_memory_utilization")
     return tuple(found)
