@@ -58,6 +58,8 @@ COMMANDS = """\
 | --- | --- |
 | `enginepool serve [MODEL] [settings] [-- vLLM flags]` | starts a pool and serves it until it is stopped; also `--config FILE.toml`, \
 `--print-settings`, `--ready-fd N`, `--ready-file PATH`, `--die-with-parent` ([sidecar.md](sidecar.md)) |
+| `enginepool doctor [MODEL] [settings] [--json] [-- vLLM flags]` | tells what `serve` would meet with the same arguments, without \
+starting anything ([doctor.md](doctor.md)) |
 | `enginepool status [--json] [--watch] [--endpoint E]` | shows a running pool as a table or as one JSON object |
 | `enginepool drain [--timeout-s S] [--endpoint E]` | lets a pool finish what it has, then stop; returns when it is gone |
 | `enginepool stop [--endpoint E]` | stops a pool now; unfinished items are returned as retryable; waits up to 60 s |

@@ -1,4 +1,4 @@
-"""The commands: serve, status, drain, stop, demo. Pool settings become flags by themselves (enginepool/config.py)."""
+"""The commands: serve, doctor, status, drain, stop, demo. Pool settings become flags by themselves (enginepool/config.py)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ exit codes: 0 ok · 2 usage · 3 no worker could boot · 4 no dispatcher there �
 
 
 _serve_actions: list[argparse.Action] = []
+WITH_SETTINGS = ("serve", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,8 +33,8 @@ class Parser(argparse.ArgumentParser):
         flags = [flag for action in _serve_actions for flag in action.option_strings]
         if near := difflib.get_close_matches(wrong, flags, 1, 0.85):
             message += f"\n(did you mean {near[0]}?)"
-        elif wrong.startswith("-") and "serve" in sys.argv:
-            message += "\n(vLLM's own flags go after `--`: enginepool serve MODEL --workers 2 -- --max-model-len 1024)"
+        elif wrong.startswith("-") and (command := next((word for word in WITH_SETTINGS if word in sys.argv), None)):
+            message += f"\n(vLLM's own flags go after `--`: enginepool {command} MODEL --workers 2 -- --max-model-len 1024)"
         _complain("error", message, f"{self.prog}: error: ")
         self.exit(ExitCode.USAGE)
 
@@ -43,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     arguments, vllm_flags = _split(arguments)
     Parser.is_json = arguments[:1] == ["serve"] and _wants_json(arguments[1:], os.environ)
-    args = _build_parser(arguments[:1] == ["serve"]).parse_args(arguments)
-    if vllm_flags and args.command != "serve":
-        print(f"enginepool {args.command}: error: only `serve` takes vLLM flags after `--`", file=sys.stderr)
+    args = _build_parser(next(iter(arguments), "")).parse_args(arguments)
+    if vllm_flags and args.command not in WITH_SETTINGS:
+        print(f"enginepool {args.command}: error: only `serve` and `doctor` take vLLM flags after `--`", file=sys.stderr)
         return ExitCode.USAGE
     try:
         return int(args.run(args, vllm_flags))
@@ -91,7 +92,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:place], arguments[place + 1 :]
 
 
-def _build_parser(with_settings: bool) -> argparse.ArgumentParser:
+def _build_parser(command: str) -> argparse.ArgumentParser:
     parser = Parser(prog="enginepool", description="Many vLLM engines behind one queue.", epilog=EXIT_CODES)
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.set_defaults(run=_version_or_help(parser), command="")
@@ -105,9 +106,11 @@ def _build_parser(with_settings: bool) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     serve.set_defaults(run=_serve)
-    if with_settings:
+    if command == "serve":
+        _add_settings_flags(serve)
         _add_serve_flags(serve)
         _serve_actions[:] = serve._actions
+    _add_doctor(commands, command)
     _add_client_commands(commands)
     demo = commands.add_parser("demo", help="generate from bundled prompts with the embedded model and show timings")
     demo.add_argument("--workers", type=_count, default=2, help="worker processes (default 2)")
@@ -116,16 +119,35 @@ def _build_parser(with_settings: bool) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_serve_flags(serve: argparse.ArgumentParser) -> None:
+def _add_doctor(commands: Any, command: str) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="tell what `serve` would meet here, and what to do about it",
+        usage="%(prog)s [MODEL] [settings] [--json] [-- vLLM flags]",
+        description="Examine what `serve` would meet with the same arguments. Nothing is started, loaded, fetched or claimed.",
+        epilog="exit code: what `serve` would exit with, 0 when it would start",
+        allow_abbrev=False,
+    )
+    doctor.set_defaults(run=_doctor)
+    if command == "doctor":
+        doctor.add_argument("--json", action="store_true", help="print one JSON object")
+        _add_settings_flags(doctor)
+        _serve_actions[:] = doctor._actions
+
+
+def _add_settings_flags(parser: argparse.ArgumentParser) -> None:
     from enginepool.config import iter_settings
 
-    serve.add_argument("positional_model", nargs="?", metavar="MODEL", help="model folder or hub id (default: the embedded model)")
-    serve.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags and environment win over it")
-    serve.add_argument("--print-settings", action="store_true", help="print every setting with its origin and exit")
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="model folder or hub id (default: the embedded model)")
+    parser.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags and environment win over it")
     for setting in iter_settings():
         if setting.is_flag:
             text = f"{setting.help} [{setting.env}; default: {setting.default}]".replace("%", "%%")
-            serve.add_argument(setting.flag, dest=f"set_{setting.name}", metavar="V", help=text)
+            parser.add_argument(setting.flag, dest=f"set_{setting.name}", metavar="V", help=text)
+
+
+def _add_serve_flags(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("--print-settings", action="store_true", help="print every setting with its origin and exit")
     serve.add_argument("--ready-fd", type=int, metavar="N", help="write one JSON line to this descriptor once the pool is up or has failed")
     serve.add_argument("--ready-file", type=Path, metavar="PATH", help="the same line as a file, there while the pool is up and takes work")
     serve.add_argument("--die-with-parent", action="store_true", help="stop at once when the program that started this one is gone")
@@ -200,6 +222,12 @@ def _serve(args: argparse.Namespace, vllm_flags: list[str]) -> int:
     return run_dispatcher(settings, parent)
 
 
+def _doctor(args: argparse.Namespace, vllm_flags: list[str]) -> int:
+    from enginepool.doctor.run import run_doctor
+
+    return run_doctor(_given_settings(args, vllm_flags), args.config, as_json=args.json)
+
+
 def _check_fd(fd: int | None) -> None:
     from enginepool.errors import SettingsError
 
@@ -214,7 +242,7 @@ def _given_settings(args: argparse.Namespace, vllm_flags: list[str]) -> dict[str
     given = {name.removeprefix("set_"): value for name, value in vars(args).items() if name.startswith("set_") and value is not None}
     if args.positional_model is not None:
         if given.get("model") not in (None, args.positional_model):
-            _complain("warning", f"--model {given['model']} is ignored, MODEL is given", "enginepool serve: warning: ")
+            _complain("warning", f"--model {given['model']} is ignored, MODEL is given", f"enginepool {args.command}: warning: ")
         given["model"] = args.positional_model
     if vllm_flags:
         given["vllm_flags"] = vllm_flags
