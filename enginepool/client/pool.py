@@ -143,9 +143,15 @@ class Pool(Verbs):
 
     def _give_way(self) -> bool:
         """Close for a pool that takes this one's place in a notebook; False when there was nothing left to close."""
-        if self._is_released or self._held.is_foreign:
+        if self._held.is_foreign:
             return False
-        self.close(drain=False)
+        self._is_closed = True
+        self._connection.abandon()
+        with self._closing:
+            if self._is_released:
+                return False
+            self._is_released = True
+            self._finalizer()
         return True
 
     def _release(self) -> None:
