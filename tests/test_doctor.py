@@ -333,6 +333,7 @@ INDEX = "model.safetensors.index.json"
         pytest.param(["--engine", "echo", "--", "--max-model-len", "5"], 2, id="flags-for-echo"),
         pytest.param(["--engine", "echo", "--min-ready", "3"], 2, id="min-ready-over-workers"),
         pytest.param(["--config", "/nonexistent.toml"], 2, id="no-config-file"),
+        pytest.param(["--engine", "echo", "--request-format", "/nonexistent.jinja"], 2, id="no-template"),
         pytest.param(["--engine", "echo", "--cpu-affinity", "70000"], 2, id="no-such-core"),
         pytest.param(["--engine", "echo", "--cpu-affinity", "4000"], 2, id="core-not-allowed"),
         pytest.param(["--engine", "echo", "--endpoint", "tcp://0.0.0.0:5"], 2, id="open-address"),

@@ -98,7 +98,7 @@ def gather(
 
 
 def _with_settings(facts: Facts, settings: PoolSettings, origins: dict[str, str], refusals: _Refusals, environ: Mapping[str, str]) -> Facts:
-    for topic, check in early_checks(settings, facts.packages).items():
+    for topic, check in early_checks(settings, facts.packages):
         refusals.during(topic, check)
     plan = refusals.during("placement", lambda: make_plan(settings, facts.packages, facts.machine, environ))
     endpoint = refusals.during("endpoint", lambda: examine_endpoint(settings.endpoint, environ))
