@@ -287,6 +287,13 @@ def test_tokenizer_threads_are_off_unless_the_user_decided(environ: dict[str, st
     assert _plan(_small(), environ).workers[0].env_set.get("TOKENIZERS_PARALLELISM") == value
 
 
+@pytest.mark.parametrize("core", ["inproc", "mp"])
+def test_usage_reporting_stays_as_the_user_set_it(core: str) -> None:
+    names = {"VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "DO_NOT_TRACK", "VLLM_USAGE_SOURCE", "VLLM_USAGE_STATS_SERVER", "VLLM_CONFIG_ROOT"}
+    worker = _plan(_small(), dict.fromkeys(names, "1"), engine_core=core).workers[0]
+    assert not names & {*worker.env_set, *worker.env_unset}
+
+
 # Refusals and words.
 
 
