@@ -7,7 +7,7 @@ import threading
 
 from enginepool.client.connection import Connection
 from enginepool.client.sidecar import Sidecar
-from enginepool.errors import PoolClosed
+from enginepool.errors import ForkedPool, PoolClosed
 
 
 class Held:
@@ -30,6 +30,8 @@ class Held:
         """The connection, made now if it is a handle's first use. Raises NoDispatcher when nothing answers."""
         if self.connection is not None:
             return self.connection
+        if self.is_foreign:
+            raise ForkedPool("this Pool was being connected by the parent process; in a forked child use Pool.connect(endpoint)")
         self._pid = os.getpid()  # before the lock: a child that is forked now is refused, it does not wait for ever
         with self._lock:
             if self.connection is None:
