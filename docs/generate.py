@@ -60,7 +60,8 @@ COMMANDS = """\
 `--print-settings`, `--ready-fd N`, `--ready-file PATH`, `--die-with-parent` ([sidecar.md](sidecar.md)) |
 | `enginepool doctor [MODEL] [settings] [--json] [-- vLLM flags]` | tells what `serve` would meet with the same arguments, without \
 starting anything ([doctor.md](doctor.md)) |
-| `enginepool status [--json] [--watch] [--endpoint E]` | shows a running pool as a table or as one JSON object |
+| `enginepool status [--json] [--watch [--interval-s S]] [--endpoint E]` | shows a running pool as a table or as one JSON object, once or \
+in place ([watching.md](watching.md)) |
 | `enginepool drain [--timeout-s S] [--endpoint E]` | lets a pool finish what it has, then stop; returns when it is gone |
 | `enginepool stop [--endpoint E]` | stops a pool now; unfinished items are returned as retryable; waits up to 60 s |
 | `enginepool demo [--workers N] [--model M]` | generates from bundled prompts and shows timings |
@@ -95,7 +96,8 @@ EXIT_MEANINGS = {
     ExitCode.USAGE: "a flag, a setting or an engine argument is wrong, or the endpoint is held by another pool",
     ExitCode.START_FAILED: "no worker could boot, or fewer than `min_ready`",
     ExitCode.NO_DISPATCHER: "nothing answers at this endpoint",
-    ExitCode.ALL_WORKERS_FAILED: "the pool was up and all its workers have failed for good since, or it was lost in a call",
+    ExitCode.ALL_WORKERS_FAILED: "the pool was up and all its workers have failed for good since, or it was lost in a call or under "
+    "`status --watch`",
     ExitCode.ENGINE_MISSING: "vLLM is not installed or too old, or a package for the embedded model is missing",
     ExitCode.DRAIN_LIMIT: "`serve` was drained and hit its limit; what was left was returned as retryable",
     ExitCode.INTERRUPTED: "interrupted; for `serve`: SIGINT came twice",

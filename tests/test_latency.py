@@ -9,7 +9,7 @@ from enginepool.status import LatencySummary, Percentiles
 
 
 def end(window: LatencyWindow, now: float, total_s: float, *, ttft_s: float | None = None) -> None:
-    if window.ended(now, is_ok=True):
+    if window.ended(now, True):
         window.sample(total_s / 10, ttft_s, total_s)
 
 
@@ -48,7 +48,7 @@ def test_first_token_is_unknown_where_no_engine_told_one() -> None:
 
 def test_failed_items_are_counted_and_have_no_latency() -> None:
     window = LatencyWindow()
-    assert not window.ended(100.0, is_ok=False)
+    assert not window.ended(100.0, False)
     summary = summary_of(window, 100.5)
     assert (summary.ended, summary.failed, summary.total_s) == (1, 1, None)
 

@@ -214,7 +214,9 @@ def test_file_of_another_pool_is_refused_and_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("raw", [NO_STAMPS, msgspec.Raw(b"\x07")], ids=["none", "rubbish"])
 def test_observer_takes_an_item_without_readable_stamps(raw: msgspec.Raw) -> None:
     observer = Observer(1, ClockAnchor.take(), None)
-    observer.ended(Item(b"c", 1, b"", time.monotonic()), None, raw)
+    delivered: list[Any] = []
+    observer.before(lambda *given: delivered.append(given))(Item(b"c", 1, b"", time.monotonic()), b"text", None, raw)
+    assert delivered[0][1:] == (b"text", None, raw)
     summary = observer.latency.summary(time.monotonic())
     assert summary is not None
     assert (summary.ended, summary.ttft_s) == (1, None)
@@ -225,7 +227,8 @@ def test_observer_measures_from_received_to_each_milestone() -> None:
     now = time.monotonic()
     item = Item(b"c", 1, b"", now - 10)
     item.leased = now - 8
-    observer.ended(item, None, msgspec.Raw(msgspec.msgpack.encode(EngineStamps(first_token=now - 7))))
+    stamps = msgspec.Raw(msgspec.msgpack.encode(EngineStamps(first_token=now - 7)))
+    observer.before(lambda *_: None)(item, b"", None, stamps)
     summary = observer.latency.summary(time.monotonic())
     assert summary is not None
     assert summary.waiting_s is not None

@@ -59,7 +59,7 @@ class Terminal:
 
     @property
     def frame(self) -> list[str]:
-        """The lines of the last frame that was drawn whole."""
+        """The lines of the last frame; the terminal may be in the middle of it."""
         frames = self.output.partition(LEAVE)[0].split(HOME)
         return [line.rstrip() for line in CONTROL.sub("", frames[-1]).replace("\r", "").split("\n")]
 
@@ -140,7 +140,7 @@ def test_numbers_change_in_place(terminal: Terminal) -> None:
     with Pool.connect() as pool:
         pool.generate_many(["hello"] * 30, SamplingParams(max_tokens=3))
         wait_for(lambda: terminal.shows("30 ended") and terminal.shows("last minute, 30 items"), "the new numbers")
-    assert len(terminal.frame) == 30
+    wait_for(lambda: len(terminal.frame) == 30, "a whole frame")
     assert terminal.output.count(ENTER) == 1
 
 

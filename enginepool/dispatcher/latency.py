@@ -50,7 +50,7 @@ class LatencyWindow:
         self._until = -1.0
         self._skip = 0
 
-    def ended(self, now: float, *, is_ok: bool) -> bool:
+    def ended(self, now: float, is_ok: bool) -> bool:
         """Count one item; True when its latencies are wanted, by `sample`."""
         if now >= self._until:
             self._turn(now)

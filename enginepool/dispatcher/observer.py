@@ -37,27 +37,17 @@ class Observer:
         return None if writer is None else lambda worker, items, now: writer.add(lanes.leased(worker, items, now))
 
     def before(self, deliver: Deliver) -> Deliver:
-        """`deliver`, with each end noted before it."""
+        """`deliver`, with each end noted before it. This runs once an item, so it does next to nothing for most."""
+        count, is_tracing = self.latency.ended, self._writer is not None
 
         def note_and_deliver(item: Item, payload: bytes, error: ItemError | None, stamps: msgspec.Raw) -> None:
-            self.ended(item, error, stamps)
+            now = monotonic()
+            is_sampled = count(now, error is None)
+            if is_sampled or is_tracing:
+                self._measure(item, error, stamps, now, is_sampled)
             deliver(item, payload, error, stamps)
 
         return note_and_deliver
-
-    def ended(self, item: Item, error: ItemError | None, stamps: msgspec.Raw) -> None:
-        """An item has ended; its stamps are decoded only where they are wanted."""
-        now = monotonic()
-        is_sampled = self.latency.ended(now, is_ok=error is None)
-        if not is_sampled and self._writer is None:
-            return
-        milestones = _milestones(stamps)
-        if is_sampled:
-            received, first_token = item.received, milestones[1]
-            ttft_s = None if first_token is None else first_token - received
-            self.latency.sample((item.leased or received) - received, ttft_s, now - received)
-        if self._writer is not None:
-            self._writer.add(self._lanes.ended(item, error, milestones, now))
 
     def worker_died(self, worker: int, how: str, pid: int | None) -> None:
         """A worker has exited; what it had in hand is lost."""
@@ -85,6 +75,16 @@ class Observer:
             for worker in range(self._num_workers):
                 self._writer.add(self._lanes.worker_died(worker, monotonic()))
             self._writer.close()
+
+    def _measure(self, item: Item, error: ItemError | None, stamps: msgspec.Raw, now: float, is_sampled: bool) -> None:
+        """Decode the stamps, which happens only for those who want them."""
+        milestones = _milestones(stamps)
+        if is_sampled:
+            received, first_token = item.received, milestones[1]
+            ttft_s = None if first_token is None else first_token - received
+            self.latency.sample((item.leased or received) - received, ttft_s, now - received)
+        if self._writer is not None:
+            self._writer.add(self._lanes.ended(item, error, milestones, now))
 
 
 def _milestones(stamps: msgspec.Raw) -> Milestones:
