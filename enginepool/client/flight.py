@@ -125,14 +125,19 @@ class Flight:
 
     def advance(self) -> list[Output]:
         """Send again what was refused, as far as there is room, and return what has ended."""
-        outputs = self._inbox.mailbox.take()
-        for output in outputs:
-            self._sent.pop(output.index, None)
-        self._limit += len(outputs)
+        outputs = self.take()
         if self._inbox.refused:
             self._take_back_refused()
         if self._again and monotonic() >= self._again_at:
             self._send_again()
+        return outputs
+
+    def take(self) -> list[Output]:
+        """Return what has ended, and send nothing: also when the pool is gone."""
+        outputs = self._inbox.mailbox.take()
+        for output in outputs:
+            self._sent.pop(output.index, None)
+        self._limit += len(outputs)
         return outputs
 
     def end(self, job: Job, error: ItemError) -> Output:

@@ -50,8 +50,7 @@ class ManyCall:
         """
         try:
             while self._num_left and not self._is_late():
-                for output in self._flight.advance():
-                    self._place(output)
+                self._place_all(self._flight.advance())
                 self._start_what_fits()
                 self._view.update(len(self._jobs) - self._num_left, self._num_failed, self._num_tokens)
                 if self._num_left and not self._flight.has_news:
@@ -85,6 +84,10 @@ class ManyCall:
         left_s = LONGEST_WAIT_S if self._ends_at is None else max(0.0, self._ends_at - monotonic())
         return min(left_s, self._tick_s, self._flight.retry_s)
 
+    def _place_all(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self._place(output)
+
     def _place(self, output: Output) -> None:
         if self._outputs[output.index] is None:
             self._outputs[output.index] = output
@@ -93,12 +96,14 @@ class ManyCall:
             self._num_tokens += sum(len(sample.token_ids) for sample in output.outputs)
 
     def _end_rest(self) -> None:
-        """At the timeout: what is missing gets its error here."""
+        """At the timeout: what has ended unseen is taken, what is missing gets its error here."""
+        self._place_all(self._flight.take())
         for index, output in enumerate(self._outputs):
             if output is None:
                 self._place(self._flight.end(self._jobs[index], TIMEOUT))
 
     def _with_outputs(self, error: PoolLost) -> PoolLost:
+        self._place_all(self._flight.take())
         done = [output for output in self._outputs if output is not None]
         text = f"{error} ({len(done)} of {len(self._outputs)} items had finished; they are in `outputs`)"
         return PoolLost(text, list(done))
