@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Any
@@ -69,25 +70,30 @@ class Transcript:
 
 
 class StreamEnd:
-    """The sink of a stream (the receiving thread's side)."""
+    """The sink of a stream: told by the receiving thread and, at a time limit, by the reader's own; whoever ends it first has."""
 
     def __init__(self, mailbox: Mailbox[Delta]) -> None:
         self.mailbox = mailbox
         self.error: EnginePoolError | None = None
         self._transcript = Transcript()
+        self._lock = threading.Lock()
+        self._is_ended = False
 
     def add(self, parts: list[CompletionOutput]) -> None:
         """There is something new."""
-        for delta in self._transcript.add(parts):
-            self.mailbox.push(delta)
+        with self._lock:
+            if not self._is_ended:
+                self._push(self._transcript.add(parts))
 
     def put(self, output: Output) -> None:
         """The item has ended: its last delta carries everything."""
-        *deltas, last = self._transcript.add(output.outputs) or [Delta()]
-        output.outputs = self._transcript.samples()
-        for delta in deltas:
-            self.mailbox.push(delta)
-        self.mailbox.push(msgspec.structs.replace(last, output=output))
+        with self._lock:
+            if self._is_ended:
+                return
+            self._is_ended = True
+            *deltas, last = self._transcript.add(output.outputs) or [Delta()]
+            output.outputs = self._transcript.samples()
+            self._push([*deltas, msgspec.structs.replace(last, output=output)])
 
     def refuse(self, output: Output) -> None:
         """The pool did not accept the item."""
@@ -100,6 +106,10 @@ class StreamEnd:
         """The pool is gone."""
         self.error = error
         self.mailbox.poke()
+
+    def _push(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            self.mailbox.push(delta)
 
 
 class _Base:
@@ -125,9 +135,9 @@ class _Base:
 
     def _next(self) -> Delta | None:
         """The next delta, or None when one has to wait. Raises StopIteration at the end, PoolLost and its kin."""
+        if self._is_over:
+            raise StopIteration
         if not self._ready:
-            if self._is_over:
-                raise StopIteration
             self._ready = self._end.mailbox.take()[::-1]
         if not self._ready:
             if self._end.error is not None:
