@@ -50,7 +50,7 @@ class Window:
         self._view = view
         self._in_order = in_order
         self._pending: list[Job] = []
-        self._pending_since = 0.0
+        self._flushed_at = 0.0
         self._early: dict[int, Output] = {}
         self.num_pulled = 0
         self.num_taken = 0
@@ -72,13 +72,10 @@ class Window:
         return self._make_job(self.num_pulled, value)
 
     def add(self, job: Job) -> None:
-        """Take it in; sent in chunks, or soon when the iterable is slow."""
+        """Take it in; sent in chunks, or at once when the iterable is slow: the next pull may take for ever."""
         self.num_pulled += 1
-        now = monotonic()
-        if not self._pending:
-            self._pending_since = now
         self._pending.append(job)
-        if len(self._pending) >= self._flight.chunk or now - self._pending_since > LINGER_S:
+        if len(self._pending) >= self._flight.chunk or monotonic() - self._flushed_at > LINGER_S:
             self.flush()
 
     def flush(self) -> None:
@@ -86,6 +83,7 @@ class Window:
         pending, self._pending = self._pending, []
         if pending:
             self._flight.start(pending)
+            self._flushed_at = monotonic()
 
     def ready(self) -> list[Pair]:
         """What the caller's loop gets next. Raises PoolLost when nothing more will come."""
