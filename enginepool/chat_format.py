@@ -41,10 +41,11 @@ def read_template(value: str | os.PathLike[str]) -> str:
     if isinstance(value, str) and any(sign in value for sign in _JINJA_SIGNS):
         text, origin = value, "the template"
     else:
-        path = Path(value).expanduser()
+        path = Path(value)
         try:
+            path = path.expanduser()
             text, origin = path.read_text(encoding="utf-8"), str(path)
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: `~` of an unknown user
             reason = error.strerror if isinstance(error, OSError) else str(error)
             choices = "write plain, default-template, the path of a Jinja file, or a template's text (which holds {{ … }} or {% … %})"
             raise ValueError(f"{path}: {reason}; {choices}") from None
@@ -71,7 +72,7 @@ def apply_template(text: str, messages: Sequence[Mapping[str, Any]], values: Map
 
     try:
         return str(_environment().from_string(text).render(messages=messages, raise_exception=refuse, **values))
-    except (TemplateError, TypeError, ArithmeticError) as error:
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"the chat template refused the conversation: {error}") from None
 
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from enginepool.chat_format import MODEL, read_format, read_template
 from enginepool.client.requests import Encoded, EncodedParams, check_size
 from enginepool.errors import Code, InvalidRequest, ItemError
-from enginepool.payload import ChatOptions, ChatRequest, encode
+from enginepool.payload import ChatOptions, ChatRequest, decode_options, encode
 from enginepool.sampling import describe_encoding_error
 
 Message = Mapping[str, Any]
@@ -76,10 +76,12 @@ def make_options(
     """Check how a call wants its conversations rendered. Raises InvalidRequest."""
     if add_generation_prompt and continue_final_message:
         raise InvalidRequest("continue_final_message=True needs add_generation_prompt=False, as in LLM.chat")
+    if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
+        raise InvalidRequest(f"chat_template_kwargs is a dict, not {type(chat_template_kwargs).__name__}")
     if reserved := sorted(RESERVED & set(chat_template_kwargs or {})):
         raise InvalidRequest(f"chat_template_kwargs: {reserved[0]!r} is reserved; the template is given it by enginepool")
     kind, template = _format(request_format, chat_template)
-    if tools is not None and (isinstance(tools, str | Mapping) or not all(isinstance(tool, Mapping) for tool in tools)):
+    if tools is not None and not (isinstance(tools, list | tuple) and all(isinstance(tool, Mapping) for tool in tools)):
         raise InvalidRequest("tools is a list of dicts")
     return ChatOptions(
         request_format=kind,
@@ -125,9 +127,13 @@ def _template_or_name(chat_template: Any) -> str:
 
 def _encode_options(options: ChatOptions) -> bytes:
     try:
-        return encode(options)
+        encoded = encode(options)
+        decode_options(encoded)  # what a worker could not read, such as a key that is no text
     except (UnicodeEncodeError, OverflowError, TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"tools or chat_template_kwargs can not be encoded: {describe_encoding_error(error)}") from None
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the chat's options can not be sent: {error}") from None
+    return encoded
 
 
 def _listed(messages: Any) -> list[Any]:
