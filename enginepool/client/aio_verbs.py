@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Unpack
 
@@ -149,7 +150,7 @@ class AsyncVerbs:
         priority: int = 0,
         deadline_s: float | None = None,
         progress: bool | ProgressCallback = False,
-    ) -> AsyncIterator[Pair]:
+    ) -> AsyncGenerator[Pair, None]:
         """Yield (index, Output) as items finish, or in input order, for an iterable or async iterable of any length.
 
         While an async iterable makes you wait, results go on coming; a plain one is pulled on the loop, so it must not block.
@@ -167,7 +168,7 @@ class AsyncVerbs:
         deadline_s: float | None = None,
         progress: bool | ProgressCallback = False,
         **chat: Unpack[ChatKeywords],
-    ) -> AsyncIterator[Pair]:
+    ) -> AsyncGenerator[Pair, None]:
         """Yield (index, Output) of conversations, as `iter_many` does of prompts."""
         return self._iterate(ChatEncoder(chat), conversations, params, in_order, window, priority, deadline_s, progress)
 
@@ -270,7 +271,7 @@ class AsyncVerbs:
         warn_of(outputs, jobs, stacklevel=4)
         return outputs
 
-    async def _iterate(
+    def _iterate(
         self,
         encode: Encode,
         items: Any,
@@ -280,18 +281,24 @@ class AsyncVerbs:
         priority: int,
         deadline_s: float | None,
         progress: bool | ProgressCallback,
-    ) -> AsyncIterator[Pair]:
+    ) -> AsyncGenerator[Pair, None]:
         connection, mailbox = self._usable(), LoopMailbox[Output]()
         is_async = hasattr(items, "__aiter__")
         if not is_async:
             check_iterable(items)
-        with make_view(count_of(items), progress) as view:
-            state = make_window(
-                connection, encode, mailbox, view, params, priority=priority, deadline_s=deadline_s, window=window, in_order=in_order
-            )
+        view = make_view(count_of(items), progress)
+        state = make_window(
+            connection, encode, mailbox, view, params, priority=priority, deadline_s=deadline_s, window=window, in_order=in_order
+        )
+
+        async def run() -> AsyncGenerator[Pair, None]:
             source = AsyncSource(aiter(items)) if is_async else Source(iter(items))
-            async for pair in iterate_async(state, source, mailbox):
-                yield pair
+            with view:
+                async with aclosing(iterate_async(state, source, mailbox)) as pairs:
+                    async for pair in pairs:
+                        yield pair
+
+        return run()
 
     def _stream(self, single: Single, timeout_s: float | None) -> AsyncStream:
         check_seconds("timeout_s", timeout_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
 from enginepool.client.flight import Flight, Job
@@ -146,36 +146,58 @@ class Source:
 
 
 class AsyncSource(Source):
-    """The same of an async iterable: one `anext` at a time runs beside the loop, which is woken when it is done."""
+    """The same of an async iterable, pulled beside the loop that hands out results.
+
+    One task does all the pulling, because a generator may hold what belongs to its task: a timeout, a context variable.
+    """
 
     def __init__(self, items: AsyncIterator[Any]) -> None:
         super().__init__(iter(()))
         self._async_items = items
-        self._pull: asyncio.Future[Any] | None = None
+        self._is_wanted = asyncio.Event()
+        self._pulled: list[Any] = []
+        self._task: asyncio.Task[None] | None = None
 
     def try_pull(self, window: Window, mailbox: LoopMailbox[Output]) -> bool:
-        """Take what has been pulled, or start pulling; False when one has to wait for it."""
-        if self._pull is None:
-            self._pull = asyncio.ensure_future(anext(self._async_items))
-            self._pull.add_done_callback(lambda _: mailbox.poke())
-            return False
-        if not self._pull.done():
-            return False
-        pull, self._pull = self._pull, None
-        try:
-            value = pull.result()
-        except StopAsyncIteration:
-            self.is_over = True
-        except Exception as failure:
-            self.is_over, self.failure = True, failure
+        """Take what has been pulled, or ask for it; False when one has to wait for it."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._pull_all(mailbox))
+            self._task.add_done_callback(lambda _: mailbox.poke())
+        if self._pulled:
+            self.give(self._pulled.pop(), window)
+        elif self._task.done():
+            self._end(self._task)
         else:
-            self.give(value, window)
+            self._is_wanted.set()
+            return False
         return True
 
-    def close(self) -> None:
-        """Stop pulling."""
-        if self._pull is not None:
-            self._pull.cancel()
+    async def _pull_all(self, mailbox: LoopMailbox[Output]) -> None:
+        """Pull one item each time one is wanted."""
+        while True:
+            await self._is_wanted.wait()
+            self._is_wanted.clear()
+            try:
+                value = await anext(self._async_items)
+            except StopAsyncIteration:
+                return
+            self._pulled.append(value)
+            mailbox.poke()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self.is_over = True
+        try:
+            task.result()
+        except Exception as failure:
+            self.failure = failure
+
+    async def close(self) -> None:
+        """Stop pulling, and let the iterable end what it was waiting for."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            if not self._task.cancelled():
+                self._task.exception()  # nobody wants to know any more
 
 
 def iterate(window: Window, source: Source, mailbox: ThreadMailbox[Output]) -> Generator[Pair, None, None]:
@@ -200,7 +222,7 @@ def iterate(window: Window, source: Source, mailbox: ThreadMailbox[Output]) -> G
         window.abort()
 
 
-async def iterate_async(window: Window, source: Source, mailbox: LoopMailbox[Output]) -> AsyncIterator[Pair]:
+async def iterate_async(window: Window, source: Source, mailbox: LoopMailbox[Output]) -> AsyncGenerator[Pair, None]:
     """The loop of `AsyncPool.iter_many`."""
     try:
         while not (source.is_over and window.is_empty):
@@ -218,9 +240,9 @@ async def iterate_async(window: Window, source: Source, mailbox: LoopMailbox[Out
         if source.failure is not None:
             raise source.failure
     finally:
-        if isinstance(source, AsyncSource):
-            source.close()
         window.abort()
+        if isinstance(source, AsyncSource):
+            await source.close()
 
 
 def _pull(source: Source, window: Window, mailbox: LoopMailbox[Output]) -> bool:
