@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -186,6 +186,9 @@ class Stream(_Base, Iterator[Delta]):
 class AsyncStream(_Base, AsyncIterator[Delta]):
     """The same for `async for`; `aclose()` or the end of an `async with` block aborts what is not finished."""
 
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return _Reading(self)
+
     async def __anext__(self) -> Delta:
         mailbox = self._end.mailbox
         assert isinstance(mailbox, LoopMailbox)
@@ -208,3 +211,16 @@ class AsyncStream(_Base, AsyncIterator[Delta]):
 
     async def __aexit__(self, *_: Any) -> None:
         self.close()
+
+
+class _Reading(AsyncIterator[Delta]):
+    """One `async for` over a stream: leaving it early ends the stream, whoever else holds it."""
+
+    def __init__(self, stream: AsyncStream) -> None:
+        self._stream = stream
+
+    def __anext__(self) -> Awaitable[Delta]:
+        return self._stream.__anext__()
+
+    def __del__(self) -> None:
+        self._stream.close()
