@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from enginepool.client.aio import AsyncPool
+    from enginepool.client.aio_sidecar import AsyncSidecar
     from enginepool.client.futures import OutputFuture
     from enginepool.client.many import EnginePoolWarning
     from enginepool.client.outputs import Output, Usage
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "enginepool.client.aio": ("AsyncPool",),
+    "enginepool.client.aio_sidecar": ("AsyncSidecar",),
     "enginepool.client.futures": ("OutputFuture",),
     "enginepool.client.many": ("EnginePoolWarning",),
     "enginepool.client.outputs": ("Output", "Usage"),
@@ -76,6 +78,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __version__ = "0.1.0"
 __all__ = [
     "AsyncPool",
+    "AsyncSidecar",
     "AsyncStream",
     "Code",
     "CompletionOutput",

@@ -10,15 +10,15 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from enginepool import rundir
+from enginepool.client.aio_sidecar import AsyncSidecar
 from enginepool.client.aio_verbs import AsyncVerbs, LoopPost, until
 from enginepool.client.connection import HELLO_TIMEOUT_S, Connection
 from enginepool.client.held import Held
-from enginepool.client.loading import make_loading_view
+from enginepool.client.loading import LoadingView, make_loading_view
 from enginepool.client.notebook import remember, replace_old_pools
 from enginepool.client.settings import make_settings
-from enginepool.client.sidecar import Sidecar
 from enginepool.config import PoolSettings
-from enginepool.errors import ForkedPool, InvalidRequest, PoolClosed, PoolError
+from enginepool.errors import EnginePoolError, ForkedPool, InvalidRequest, PoolClosed, PoolError
 from enginepool.protocol import Stop
 
 KILL_WAIT_S = 5.0
@@ -59,43 +59,65 @@ class AsyncPool(AsyncVerbs):
 
     def _prepare(self) -> None:
         self._held: Held | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_post: LoopPost | None = None
         self._guard: AsyncGenerator[None, None] | None = None
-        self._is_started = False
+        self._sidecar: AsyncSidecar | None = None
+        self._start_over: asyncio.Event | None = None
         self._is_closed = False
         self._closing: asyncio.Future[None] | None = None
 
     async def start(self) -> AsyncPool:
         """Start or join, and wait until it is up. Raises as `Pool(…)` and `Pool.connect` do."""
-        if self._is_started:
+        if self._start_over is not None:
             raise InvalidRequest("this AsyncPool was started before; make a new one")
-        self._is_started = True
-        sidecar = None
+        self._loop, self._start_over = asyncio.get_running_loop(), asyncio.Event()
         try:
-            if self._endpoint is None:
-                replace_old_pools()
-                sidecar = Sidecar.of(self._settings)
-                await _bring_up(sidecar, self._progress)
-            connection = await _connect(self._endpoint or (sidecar.endpoint if sidecar else ""))
-        except BaseException:
-            self._is_closed = True
-            if sidecar is not None:
-                await asyncio.shield(_kill(sidecar))
+            self._hold(await self._bring_up(), self._loop)
+        except BaseException as error:
+            was_closed, self._is_closed = self._is_closed, True
+            if self._sidecar is not None:
+                await asyncio.shield(self._sidecar.killed())
+            if was_closed and isinstance(error, EnginePoolError):  # what a `close` that ends the start makes of it
+                raise PoolClosed("the pool was closed before it had started; make a new one") from None
             raise
-        self._loop_post = LoopPost()
-        self._held = Held(connection.welcome.endpoint, connection, sidecar)
-        self._finalizer = weakref.finalize(self, self._held.release)
-        connection.watch_owner(asyncio.get_running_loop().is_closed, self._held.release)
-        remember(self, AsyncPool._give_way)
-        self._guard = _release_at_loop_end(self._held)
+        finally:
+            self._start_over.set()
+        assert self._guard is not None
         await anext(self._guard)
         return self
+
+    async def _bring_up(self) -> Connection:
+        self._check_wanted()
+        if self._endpoint is None:
+            replace_old_pools()
+            self._sidecar = AsyncSidecar.of(self._settings)
+            await _show_loading(self._sidecar, self._progress)
+        connection = await _connect(self._endpoint or (self._sidecar.endpoint if self._sidecar else ""))
+        try:
+            self._check_wanted()
+        except PoolClosed:
+            connection.begin_close()
+            raise
+        return connection
+
+    def _check_wanted(self) -> None:
+        if self._is_closed:
+            raise PoolClosed("the pool was closed before it had started; make a new one")
+
+    def _hold(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop_post = LoopPost()
+        self._held = Held(connection.welcome.endpoint, connection, self._sidecar)
+        self._finalizer = weakref.finalize(self, self._held.release)
+        connection.watch_owner(loop.is_closed, self._held.release)
+        remember(self, AsyncPool._give_way)
+        self._guard = _release_at_loop_end(self._held)
 
     def __await__(self) -> Generator[Any, None, AsyncPool]:
         return self.start().__await__()
 
     async def __aenter__(self) -> AsyncPool:
-        return self if self._is_started else await self.start()
+        return self if self._start_over is not None else await self.start()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.close(drain=kind is None)
@@ -103,25 +125,35 @@ class AsyncPool(AsyncVerbs):
     @property
     def endpoint(self) -> str:
         """Where this pool's dispatcher listens; what `connect` takes."""
-        return self._usable().welcome.endpoint
+        return self._started().connect().welcome.endpoint
 
     @property
     def model(self) -> str:
         """What the pool runs."""
-        return self._usable().welcome.model
+        return self._started().connect().welcome.model
 
     @property
     def pool_id(self) -> str:
         """The pool's own id."""
-        return self._usable().welcome.pool_id
+        return self._started().connect().welcome.pool_id
 
     async def close(self, drain: bool = True) -> None:
         """Finish this client's items and calls, then let go; a pool that this one started stops. May be called twice.
 
-        With `drain=False` whatever still waits ends with PoolClosed at once, also while another `close` is draining.
+        With `drain=False` whatever still waits ends with PoolClosed at once, also while another `close` is draining. A start
+        that goes on in another task ends with PoolClosed.
         """
-        held, self._is_closed = self._held, True
-        if held is None or held.is_foreign:
+        held = self._held
+        if held is not None and held.is_foreign:
+            return
+        if self._loop is not None and self._loop.is_closed():
+            self._give_way()
+            return
+        if self._loop is not None:
+            self._check_loop()
+        self._is_closed = True
+        if held is None:
+            await self._end_start()
             return
         if not drain:
             held.connect().abandon()
@@ -129,30 +161,49 @@ class AsyncPool(AsyncVerbs):
             self._closing = asyncio.ensure_future(self._close(held, drain=drain))
         await asyncio.shield(self._closing)  # a cancelled `close` must not leave the pool half way
 
+    async def _end_start(self) -> None:
+        if self._start_over is not None:
+            if self._sidecar is not None:
+                self._sidecar.begin_kill()
+            await self._start_over.wait()
+
     async def _close(self, held: Held, *, drain: bool) -> None:
         connection = held.connect()
         if drain:
             await until(connection, lambda: connection.is_idle, self._settings.drain_timeout_s)
-        if held.sidecar is not None:
-            await _stop(connection, held.sidecar, self._settings.shutdown_timeout_s + STOP_GRACE_S)
+        if self._sidecar is not None:
+            await _stop(connection, self._sidecar, self._settings.shutdown_timeout_s + STOP_GRACE_S)
         connection.begin_close()
         await until(connection, lambda: connection.is_ended, KILL_WAIT_S)
         connection.close()
-        if held.sidecar is not None:
-            await _kill(held.sidecar)
+        if self._sidecar is not None:
+            await self._sidecar.killed()
         self._finalizer.detach()
         if self._guard is not None:
             await self._guard.aclose()
 
+    def _started(self) -> Held:
+        if self._held is not None:
+            return self._held
+        raise PoolClosed("the pool could not be started") if self._is_closed else InvalidRequest("await this AsyncPool first")
+
     def _usable(self) -> Connection:
-        held = self._held
-        if held is None:
-            raise PoolClosed("the pool could not be started") if self._is_closed else InvalidRequest("await this AsyncPool first")
+        held = self._started()
         if held.is_foreign:
             raise ForkedPool("this AsyncPool belongs to the parent process; in a forked child use AsyncPool.connect(endpoint)")
         if self._is_closed:
             raise PoolClosed("the pool is closed; make a new one or connect again")
+        self._check_loop()
         return held.connect()
+
+    def _check_loop(self) -> None:
+        """Results are delivered to the loop of the start alone; a task of another one would wait for ever."""
+        with suppress(RuntimeError):
+            if asyncio.get_running_loop() is self._loop:
+                return
+        if self._loop is not None and self._loop.is_closed():
+            raise PoolClosed("the event loop of this AsyncPool has ended, and the pool with it; make a new one")
+        raise InvalidRequest("this AsyncPool belongs to another event loop; in each loop use one of its own (AsyncPool.connect(endpoint))")
 
     def _give_way(self) -> bool:
         """Let go at once for a pool that takes this one's place in a notebook; False when there was nothing left to close."""
@@ -172,73 +223,45 @@ class AsyncPool(AsyncVerbs):
         return f"<AsyncPool {connection.welcome.model if connection else 'not started'}{' (closed)' if self._is_closed else ''}>"
 
 
-async def _bring_up(sidecar: Sidecar, progress: bool | None) -> None:
-    """Start, and watch its descriptors on the loop until it is up."""
+async def _show_loading(sidecar: AsyncSidecar, progress: bool | None) -> None:
+    """Start it, and show its stages until it is up."""
     workers = sidecar.settings.workers
     view = make_loading_view(progress, None if workers == "auto" else workers)
     sidecar.on_stage = view.stage
-    sidecar.start()
-    loop, settled = asyncio.get_running_loop(), asyncio.Event()
-    watched = set(sidecar.fds)
-
-    def feed(fd: int) -> None:
-        if sidecar.feed(fd):
-            settled.set()
-        for ended in watched - set(sidecar.fds):
-            watched.discard(ended)
-            loop.remove_reader(ended)
-
+    ticker = None if view.tick_s is None else asyncio.ensure_future(_tick(view, view.tick_s))
     try:
-        for fd in sidecar.fds:
-            loop.add_reader(fd, feed, fd)
-        await settled.wait()
-        sidecar.outcome()
+        sidecar.start()
+        await sidecar.up()
     finally:
-        for fd in watched:
-            loop.remove_reader(fd)
+        if ticker is not None:
+            ticker.cancel()
         view.close()
+
+
+async def _tick(view: LoadingView, tick_s: float) -> None:
+    while True:
+        await asyncio.sleep(tick_s)
+        view.tick()
 
 
 async def _connect(endpoint: str) -> Connection:
     connection = Connection(endpoint, waits=False)
     try:
         await until(connection, lambda: connection.is_settled, HELLO_TIMEOUT_S)
-        connection.check_in()
+        if (refusal := connection.refusal()) is not None:
+            raise refusal
     except BaseException:
         connection.begin_close()
         raise
     return connection
 
 
-async def _stop(connection: Connection, sidecar: Sidecar, timeout_s: float) -> None:
+async def _stop(connection: Connection, sidecar: AsyncSidecar, timeout_s: float) -> None:
     """Ask it to stop, wait for its exit, and let its last results be read."""
     with suppress(PoolError, PoolClosed):
         connection.post(Stop(), even_if_abandoned=True)
-        if await _exited(sidecar, timeout_s):
+        if await sidecar.exited(timeout_s):
             await until(connection, lambda: connection.is_lost, 1.0)
-
-
-async def _kill(sidecar: Sidecar) -> None:
-    """Cut its lifeline and wait for its exit; what then still runs is killed."""
-    sidecar.begin_kill()
-    await _exited(sidecar, KILL_WAIT_S)
-    sidecar.kill()
-
-
-async def _exited(sidecar: Sidecar, timeout_s: float) -> bool:
-    """Wait for the process's exit; False at the timeout."""
-    if sidecar.exit_code is not None or sidecar.exit_fd < 0:
-        return True
-    loop, gone, fd = asyncio.get_running_loop(), asyncio.Event(), sidecar.exit_fd
-    loop.add_reader(fd, gone.set)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await gone.wait()
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(fd)
-    return True
 
 
 async def _release_at_loop_end(held: Held) -> AsyncGenerator[None, None]:

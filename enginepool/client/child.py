@@ -99,9 +99,14 @@ class Child:
         if self.process is None or not self.is_ours or self.process.returncode is not None:
             return
         if not self.wait(KILL_WAIT_S):
+            self.kill_group()
+            self.process.wait()
+
+    def kill_group(self) -> None:
+        """SIGKILL to a dispatcher that did not react; its workers follow it."""
+        if self.process is not None and self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
 
     def release(self) -> None:
         """Close the descriptors; nobody may be watching them any more."""

@@ -55,7 +55,7 @@ class Connection:
     """One client of one pool. All public methods may be called from any thread."""
 
     def __init__(self, endpoint: str, timeout_s: float = HELLO_TIMEOUT_S, *, waits: bool = True) -> None:
-        """Connect, and wait until the pool has let this client in; with `waits=False` do that by `is_settled` and `check_in`."""
+        """Connect, and wait until the pool has let this client in; with `waits=False` do that by `is_settled` and `refusal`."""
         self.endpoint = endpoint
         self._is_local = endpoint.startswith(("ipc://", "tcp://127.", "tcp://localhost:"))
         self.welcome: Welcome
@@ -79,21 +79,20 @@ class Connection:
         self._thread.start()
         if waits:
             self._is_welcome.wait(timeout_s)
-            self.check_in()
+            if error := self.refusal():
+                self.close()
+                raise error
 
     @property
     def is_settled(self) -> bool:
         """Whether the pool has let this client in, or will not."""
         return self._is_welcome.is_set()
 
-    def check_in(self) -> None:
-        """Raise NoDispatcher, and close, unless the pool has let this client in."""
-        if not self._is_welcome.is_set():
-            self.close()
-            raise NoDispatcher(f"the pool at {self.endpoint} does not answer; is its dispatcher alive? (enginepool status)")
-        if error := self.error:
-            self.close()
-            raise error
+    def refusal(self) -> EnginePoolError | None:
+        """Why the pool has not let this client in, or None."""
+        if self._is_welcome.is_set():
+            return self.error
+        return NoDispatcher(f"the pool at {self.endpoint} does not answer; is its dispatcher alive? (enginepool status)")
 
     @property
     def num_pending(self) -> int:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from signal import Signals
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -63,7 +63,7 @@ class Sidecar:
         self._hold(make_settings(model, workers=workers, engine=engine, **settings_and_engine_args))
 
     @classmethod
-    def of(cls, settings: PoolSettings) -> Sidecar:
+    def of(cls, settings: PoolSettings) -> Self:
         """Make one from settings that are built already."""
         sidecar = cls.__new__(cls)
         sidecar._hold(settings)
