@@ -165,15 +165,20 @@ class Stream(_Base, Iterator[Delta]):
     Leaving a `for` loop over it early aborts the item, as do `close()` and the end of a `with` block.
     """
 
-    _end: StreamEnd
+    def __iter__(self) -> Iterator[Delta]:
+        return _Reading(self)
 
     def __next__(self) -> Delta:
         mailbox = self._end.mailbox
         assert isinstance(mailbox, ThreadMailbox)
         if self._connection.is_own_thread:
             raise InvalidRequest("a future's callback must not wait for a stream: it runs on the thread that receives")
-        while (delta := self._next()) is None:
-            mailbox.wait(self._left_s())
+        try:
+            while (delta := self._next()) is None:
+                mailbox.wait(self._left_s())
+        except BaseException:
+            self.close()
+            raise
         return delta
 
     def __enter__(self) -> Stream:
@@ -187,7 +192,7 @@ class AsyncStream(_Base, AsyncIterator[Delta]):
     """The same for `async for`; `aclose()` or the end of an `async with` block aborts what is not finished."""
 
     def __aiter__(self) -> AsyncIterator[Delta]:
-        return _Reading(self)
+        return _AsyncReading(self)
 
     async def __anext__(self) -> Delta:
         mailbox = self._end.mailbox
@@ -213,8 +218,21 @@ class AsyncStream(_Base, AsyncIterator[Delta]):
         self.close()
 
 
-class _Reading(AsyncIterator[Delta]):
-    """One `async for` over a stream: leaving it early ends the stream, whoever else holds it."""
+class _Reading(Iterator[Delta]):
+    """One `for` loop over a stream: leaving it early ends the stream, whoever else holds it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __next__(self) -> Delta:
+        return next(self._stream)
+
+    def __del__(self) -> None:
+        self._stream.close()
+
+
+class _AsyncReading(AsyncIterator[Delta]):
+    """The same for one `async for`."""
 
     def __init__(self, stream: AsyncStream) -> None:
         self._stream = stream
