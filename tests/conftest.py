@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from vllm_work import CONVERSATIONS, ENGINE_ARGS, GREEDY, KV_BYTES, PROMPTS
+from vllm_work import CONVERSATIONS, ENGINE_ARGS, GREEDY, KV_BYTES, PROMPTS, SHORT
 
 from enginepool import Pool
 from enginepool.demo.model import ensure_model
@@ -116,6 +116,7 @@ def vllm_reference() -> list[dict[str, Any]]:
         "prompts": PROMPTS,
         "conversations": list(CONVERSATIONS.values()),
         "max_tokens": GREEDY.max_tokens,
+        "chat_max_tokens": SHORT.max_tokens,
         "engine_args": ENGINE_ARGS | {"kv_cache_memory_bytes": KV_BYTES, "distributed_executor_backend": "uni"},
     }
     environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import wait_for
-from vllm_work import CONVERSATIONS, ENGINE_ARGS, GREEDY, KV_BYTES, PROMPTS, told_of, tool_turns
+from vllm_work import CONVERSATIONS, ENGINE_ARGS, GREEDY, KV_BYTES, PROMPTS, SHORT, told_of, tool_turns
 
 from enginepool import AsyncPool, Code, Delta, EnginePoolWarning, Output, Pool, SamplingParams
 from enginepool.demo.model import ensure_model
@@ -38,14 +38,14 @@ def _is_idle(pool: Pool) -> bool:
 
 
 def test_chat_equals_llm_chat(pool: Pool, vllm_reference: list[dict[str, Any]]) -> None:
-    outputs = {name: pool.chat(messages, GREEDY, **keywords) for name, (messages, keywords) in CONVERSATIONS.items()}
+    outputs = {name: pool.chat(messages, SHORT, **keywords) for name, (messages, keywords) in CONVERSATIONS.items()}
     expected = dict(zip(CONVERSATIONS, vllm_reference[len(PROMPTS) :], strict=True))
     assert {name: told_of(output) for name, output in outputs.items()} == expected
 
 
 @pytest.mark.parametrize("arguments", ["{}", "null", "", "{bad"])
 def test_chat_null_content_is_no_word_none(pool: Pool, arguments: str) -> None:
-    output = pool.chat(tool_turns(arguments), GREEDY)
+    output = pool.chat(tool_turns(arguments), SHORT)
     assert output.ok
     assert output.prompt is not None
     assert "None" not in output.prompt
@@ -87,20 +87,20 @@ def test_chat_format_plain_has_no_roles(pool: Pool) -> None:
         {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
     ]
     nothing: dict[str, Any] = {"role": "assistant", "content": None}
-    output = pool.chat([*messages, nothing], GREEDY, request_format="plain")
+    output = pool.chat([*messages, nothing], SHORT, request_format="plain")
     assert output.prompt == "Be kind. Hi"
-    assert told_of(output) == told_of(pool.generate("Be kind. Hi", GREEDY))
+    assert told_of(output) == told_of(pool.generate("Be kind. Hi", SHORT))
 
 
 def test_chat_format_is_a_template_as_text_or_file(pool: Pool, tmp_path: Path) -> None:
     text = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
     path = tmp_path / "chat.jinja"
     path.write_text(text)
-    assert {pool.chat(HELLO, GREEDY, request_format=given).prompt for given in (text, path, str(path))} == {"<Hello>"}
+    assert {pool.chat(HELLO, SHORT, request_format=given).prompt for given in (text, path, str(path))} == {"<Hello>"}
 
 
 def test_chat_unknown_template_name_is_refused(pool: Pool) -> None:
-    error = pool.chat(HELLO, GREEDY, chat_template="tool_use").error
+    error = pool.chat(HELLO, SHORT, chat_template="tool_use").error
     assert error is not None
     assert "no chat template named 'tool_use'" in error.message
 
@@ -111,13 +111,13 @@ def test_model_without_a_template(tmp_path: Path) -> None:
     shutil.copytree(ensure_model(), model)
     (model / "chat_template.jinja").unlink()
     with Pool(model, workers=1, kv_cache_budget_bytes=KV_BYTES, **ENGINE_ARGS) as pool:
-        refused = pool.chat(HELLO, GREEDY)
+        refused = pool.chat(HELLO, SHORT)
         assert refused.error is not None
         assert (refused.error.code, "chat template" in refused.error.message) == (Code.INVALID_REQUEST, True)
         assert pool.generate("Hello", GREEDY).ok
-        assert pool.chat(HELLO, GREEDY, request_format="default-template").prompt == "Hello"
-        assert pool.chat(HELLO, GREEDY, chat_template="{{ messages[0].content }}!").prompt == "Hello!"
-        tools = pool.chat(HELLO, GREEDY, request_format="default-template", tools=[{"type": "function", "function": {"name": "f"}}])
+        assert pool.chat(HELLO, SHORT, request_format="default-template").prompt == "Hello"
+        assert pool.chat(HELLO, SHORT, chat_template="{{ messages[0].content }}!").prompt == "Hello!"
+        tools = pool.chat(HELLO, SHORT, request_format="default-template", tools=[{"type": "function", "function": {"name": "f"}}])
         assert not tools.ok
 
 
@@ -183,7 +183,7 @@ def test_stream_refused_by_the_engine_ends_with_its_error(pool: Pool) -> None:
 
 def test_stream_chat_adds_up_to_chat(pool: Pool) -> None:
     messages, keywords = CONVERSATIONS["system"]
-    assert told_of(_whole(list(pool.stream_chat(messages, GREEDY, **keywords)))) == told_of(pool.chat(messages, GREEDY, **keywords))
+    assert told_of(_whole(list(pool.stream_chat(messages, SHORT, **keywords)))) == told_of(pool.chat(messages, SHORT, **keywords))
 
 
 # Endless inputs, futures.
@@ -214,7 +214,7 @@ def test_iter_chat_many_renders_each(pool: Pool) -> None:
 
 
 def test_submit_chat_is_a_future(pool: Pool) -> None:
-    future = pool.submit_chat(HELLO, GREEDY, request_id="mine")
+    future = pool.submit_chat(HELLO, SHORT, request_id="mine")
     output = future.result(timeout=60)
     assert (output.request_id, output.ok, "Hello" in str(output.prompt)) == ("mine", True, True)
 

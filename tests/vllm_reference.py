@@ -9,12 +9,13 @@ from vllm import LLM, SamplingParams
 
 
 def main() -> None:
-    """Read the model, engine arguments, prompts, conversations (messages and `LLM.chat`'s keywords) and token limit from stdin."""
+    """Read the model, engine arguments, prompts, conversations (messages and `LLM.chat`'s keywords) and token limits from stdin."""
     asked = json.load(sys.stdin)
     llm = LLM(asked["model"], **asked["engine_args"])
     params = SamplingParams(temperature=0, max_tokens=asked["max_tokens"])
+    short = SamplingParams(temperature=0, max_tokens=asked["chat_max_tokens"])
     generated = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in asked["prompts"]]
-    chatted = [llm.chat(messages, params, use_tqdm=False, **keywords)[0] for messages, keywords in asked["conversations"]]
+    chatted = [llm.chat(messages, short, use_tqdm=False, **keywords)[0] for messages, keywords in asked["conversations"]]
     told = [
         {
             "prompt": output.prompt,

@@ -9,6 +9,7 @@ from enginepool import Output, SamplingParams
 ENGINE_ARGS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 16, "enforce_eager": True}
 KV_BYTES = 256 << 20
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
+SHORT = SamplingParams(temperature=0, max_tokens=6)
 PROMPTS = [
     "The capital of France is",
     "Water boils at",
