@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from enginepool.clock import EngineStamps, monotonic
-from enginepool.payload import CompletionOutput, GenerateRequest, GenerateResult, decode_params
+from enginepool.payload import CompletionOutput, GenerateRequest, GenerateResult, Request, decode_params
 
 PROMPT_BYTES = 400
 MAX_TOKENS = 32
@@ -23,14 +22,12 @@ def make_request(prompt: str) -> GenerateRequest:
     return GenerateRequest(prompt, None, RAW_PARAMS)
 
 
-def echo(request: GenerateRequest) -> GenerateResult:
-    """The result that the echo engine makes of a request."""
-    arrived = monotonic()
+def echo(request: Request) -> GenerateResult:
+    """The result that the echo engine makes of a prompt."""
+    assert isinstance(request, GenerateRequest)
     wanted: int = (decode_params(request.params) or PARAMS)["max_tokens"]
     text, token_ids, prompt_ids = echo_text(request.prompt or "", wanted)
-    now = monotonic()
-    stamps = EngineStamps(arrived, arrived, now, now, now, now, wanted)
-    return GenerateResult([CompletionOutput(0, text, token_ids, "length")], stamps, prompt_ids)
+    return GenerateResult([CompletionOutput(0, text, token_ids, "length")], prompt_ids)
 
 
 def echo_text(prompt: str, wanted: int = MAX_TOKENS) -> tuple[str, list[int], list[int]]:

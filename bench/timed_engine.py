@@ -21,7 +21,8 @@ from enginepool import lifeline
 from enginepool.clock import ClockAnchor, EngineStamps, monotonic
 from enginepool.errors import ItemError
 from enginepool.handover import EngineSpec
-from enginepool.payload import GenerateRequest
+from enginepool.payload import GenerateRequest, Request
+from enginepool.worker.engine import Streamed
 
 if __name__ == "__mp_main__":  # vLLM has spawned an engine core: the scheduler runs here
     lifeline.arm()
@@ -53,10 +54,12 @@ class Watched:
             self._engine.admit(self._leases, request, monotonic())
         seen: list[Seen] = []
         while self._engine.has_unfinished:
-            for lease, result in self._engine.step():
-                if isinstance(result, ItemError):
-                    raise RuntimeError(f"item {lease} failed: {result}")
-                seen.append(self._see(lease, result.stamps, anchor))
+            for event in self._engine.step():
+                if isinstance(event, Streamed):
+                    continue  # what the step inside has returned was noted there
+                if isinstance(event.result, ItemError):
+                    raise RuntimeError(f"item {event.lease} failed: {event.result}")
+                seen.append(self._see(event.lease, event.stamps, anchor))
         return seen
 
     def _see(self, lease: int, stamps: EngineStamps, anchor: ClockAnchor) -> Seen:
@@ -77,7 +80,7 @@ class Watched:
             self._metrics[lease] = (output.metrics.arrival_time, output.metrics.queued_ts)
         return outputs
 
-    def _streaming_params(self, request: GenerateRequest) -> Any:
+    def _streaming_params(self, request: Request) -> Any:
         """An output at every step shows when the first token came; the engine's own params ask for the final one only."""
         from vllm.sampling_params import RequestOutputKind
 

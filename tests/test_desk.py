@@ -6,13 +6,14 @@ import math
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 
 from enginepool.dispatcher.assign import BatchRule, WorkerLoad
 from enginepool.dispatcher.backlog import Backlog, Item
 from enginepool.dispatcher.desk import Desk, Grant
 from enginepool.errors import Code, ItemError
-from enginepool.protocol import SubmitItem
+from enginepool.protocol import NO_STAMPS, SubmitItem
 from enginepool.status import ItemState
 
 ENGINE_ERROR = ItemError(Code.WORKER_LOST, "the engine said no")
@@ -27,10 +28,19 @@ class Office:
     def __init__(self, rule: BatchRule | None = None, *, max_items: int = 1000, max_bytes: int = 100_000, max_slice: int = 32) -> None:
         self.delivered: list[tuple[Item, bytes, Code | None]] = []
         self.aborts: list[tuple[int, list[int]]] = []
-        self.desk = Desk(Backlog(max_items, max_bytes), max_slice, rule, self._deliver, self._abort)
+        self.stamps: list[msgspec.Raw] = []
+        self.deltas: list[tuple[int, bytes]] = []
+        self.messages: dict[int, str] = {}
+        self.desk = Desk(Backlog(max_items, max_bytes), max_slice, rule, self._deliver, self._deliver_delta, self._abort)
 
-    def _deliver(self, item: Item, payload: bytes, error: ItemError | None) -> None:
+    def _deliver(self, item: Item, payload: bytes, error: ItemError | None, stamps: msgspec.Raw) -> None:
         self.delivered.append((item, payload, error.code if error else None))
+        self.stamps.append(stamps)
+        if error is not None:
+            self.messages[item.seq] = error.message
+
+    def _deliver_delta(self, item: Item, payload: bytes) -> None:
+        self.deltas.append((item.seq, payload))
 
     def _abort(self, worker: int, leases: list[int]) -> None:
         self.aborts.append((worker, leases))
@@ -73,6 +83,19 @@ def test_done_delivers_the_answer_of_the_worker() -> None:
     ((item, payload, code),) = office.delivered
     assert (item.seq, item.last_worker, item.attempts, payload, code) == (1, 0, 1, b"answer", None)
     assert office.desk.is_idle
+
+
+def test_done_forwards_the_stamps_of_the_worker_unread() -> None:
+    office, stamps = Office(), msgspec.Raw(b"whatever")
+    office.desk.done(0, office.lease_one(), b"answer", None, stamps)
+    assert office.stamps == [stamps]
+
+
+def test_end_without_an_answer_has_no_stamps() -> None:
+    office = Office()
+    office.lease_one()
+    office.desk.close(STOPPED)
+    assert office.stamps == [NO_STAMPS]
 
 
 def test_done_with_an_error_counts_as_failed() -> None:
@@ -261,6 +284,90 @@ def test_worker_died_leaves_the_hand_of_others_alone() -> None:
     assert list(office.endings) == seqs_of(grants[1])
 
 
+# Streams.
+
+
+def test_delta_is_delivered_and_ends_nothing() -> None:
+    office = Office()
+    number = office.lease_one()
+    office.desk.delta(0, number, b"new")
+    assert (office.deltas, office.delivered) == ([(1, b"new")], [])
+    office.desk.done(0, number, b"rest", None)
+    assert office.endings == {1: None}
+
+
+@pytest.mark.parametrize(("worker", "offset"), [(0, 7), (1, 0)], ids=["unknown lease", "another worker's lease"])
+def test_delta_of_no_such_lease_is_dropped(worker: int, offset: int) -> None:
+    office = Office()
+    number = office.lease_one()
+    office.desk.delta(worker, number + offset, b"forged")
+    assert office.deltas == []
+    assert office.desk.worker_died(0, "was killed") == (1, 0, []), "a forged delta must not make it unrepeatable"
+
+
+def test_delta_of_an_old_lease_is_dropped() -> None:
+    office = Office()
+    old = office.lease_one()
+    office.desk.worker_died(0, "was killed")
+    ((_, (new,), _),) = office.grant()
+    office.desk.delta(0, old, b"late")
+    office.desk.delta(0, new, b"fresh")
+    assert office.deltas == [(1, b"fresh")]
+
+
+def test_delta_after_the_end_is_dropped() -> None:
+    office = Office()
+    number = office.lease_one()
+    office.desk.done(0, number, b"answer", None)
+    office.desk.delta(0, number, b"late")
+    assert office.deltas == []
+
+
+@pytest.mark.parametrize("end", ["abort", "deadline"])
+def test_delta_of_an_item_that_is_being_aborted_is_dropped(end: str) -> None:
+    office = Office()
+    number = office.lease_one(deadline_s=1.0)
+    office.desk.delta(0, number, b"before")
+    if end == "abort":
+        office.desk.abort(b"a", [1])
+    else:
+        office.desk.expire(2.0)
+    office.desk.delta(0, number, b"after")
+    assert office.deltas == [(1, b"before")]
+    assert office.aborts == [(0, [number])]
+
+
+def test_worker_died_before_the_first_delta_of_a_stream_runs_it_again() -> None:
+    office = Office()
+    office.lease_one()
+    assert office.desk.worker_died(0, "was killed") == (1, 0, [])
+    ((_, (number,), _),) = office.grant()
+    office.desk.delta(0, number, b"new")
+    office.desk.done(0, number, b"rest", None)
+    assert office.endings == {1: None}
+
+
+def test_worker_died_within_a_stream_ends_it_with_the_story_and_spares_its_neighbours() -> None:
+    office = Office()
+    office.submit_seqs(1, 2)
+    ((_, numbers, _),) = office.grant()
+    office.desk.delta(0, numbers[0], b"new")
+    assert office.desk.worker_died(0, "was killed by SIGKILL") == (1, 1, [])
+    assert office.endings == {1: Code.WORKER_LOST}
+    assert office.messages[1].startswith("worker 0 was killed by SIGKILL after this stream had begun")
+    assert office.granted_seqs() == [[2]]
+
+
+def test_worker_died_with_an_aborted_stream_ends_it_as_aborted() -> None:
+    office = Office()
+    number = office.lease_one()
+    office.desk.delta(0, number, b"new")
+    office.desk.abort(b"a", [1])
+    office.desk.worker_died(0, "was killed")
+    assert office.endings == {1: Code.ABORTED}
+    assert office.desk.is_idle
+
+
 # Abort, deadline, clients that go, closing.
 
 
@@ -445,10 +552,11 @@ class Model:
         self.accepted: set[int] = set()
         self.held: dict[int, dict[int, int]] = {worker: {} for worker in range(self.NUM_WORKERS)}
         self.past_leases: list[tuple[int, int]] = []
+        self.begun: set[int] = set()
 
     def run(self, num_steps: int) -> None:
         actions = [self.submit, self.submit, self.grant, self.grant, self.answer, self.answer, self.answer_late, self.forge, self.die]
-        actions += [self.abort, self.wait, self.leave]
+        actions += [self.abort, self.wait, self.leave, self.stream, self.stream_late]
         for _ in range(num_steps):
             self.draw.choice(actions)()
             self.check()
@@ -480,6 +588,22 @@ class Model:
         self.desk.done(worker, number, b"answer %d" % seq, self.draw.choice([None, None, ENGINE_ERROR]))
         assert [item.seq for item, _, _ in self.office.delivered[before:]] == [seq]
 
+    def stream(self) -> None:
+        live = [(worker, number, seq) for worker, hand in self.held.items() for number, seq in hand.items()]
+        if live:
+            worker, number, seq = self.draw.choice(live)
+            before = len(self.office.deltas)
+            self.desk.delta(worker, number, b"delta %d" % seq)
+            assert self.office.deltas[before:] in ([], [(seq, b"delta %d" % seq)])
+            self.begun |= {seq for seq, _ in self.office.deltas[before:]}
+
+    def stream_late(self) -> None:
+        if self.past_leases:
+            before = len(self.office.deltas)
+            worker, number = self.draw.choice(self.past_leases)
+            self.desk.delta(self.draw.choice([worker, 0]), number, b"late")
+            assert len(self.office.deltas) == before
+
     def answer_late(self) -> None:
         if self.past_leases:
             before = len(self.office.delivered)
@@ -500,9 +624,11 @@ class Model:
         worker = self.draw.randrange(self.NUM_WORKERS)
         self.past_leases += [(worker, number) for number in self.held[worker]]
         size, before = len(self.held[worker]), len(self.office.delivered)
+        streams = self.begun & set(self.held[worker].values())
         self.held[worker].clear()
         retried, _, _ = self.desk.worker_died(worker, "was killed")
         assert retried + len(self.office.delivered) - before == size
+        assert streams <= {item.seq for item, _, _ in self.office.delivered[before:]}, "a stream that had begun would run again"
 
     def abort(self) -> None:
         seqs = [self.draw.randrange(self.next_seq + 1) for _ in range(3)]

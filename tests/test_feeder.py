@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from enginepool.clock import EngineStamps
+from enginepool.clock import EngineStamps, decode_stamps
 from enginepool.errors import Code, ItemError
-from enginepool.payload import CompletionOutput, GenerateRequest, GenerateResult, decode_result
-from enginepool.protocol import Abort, Done, Drain, Message, Stop
+from enginepool.payload import CompletionOutput, GenerateRequest, GenerateResult, Request, decode_parts, decode_result
+from enginepool.protocol import Abort, Delta, Done, Drain, Message, Stop
 from enginepool.status import Load
 from enginepool.worker import feeder as feeder_module
-from enginepool.worker.engine import EngineBroken, EngineInfo, Finished, RefusedItem
+from enginepool.worker.engine import EngineBroken, EngineInfo, Event, Finished, RefusedItem, Streamed
 from enginepool.worker.feeder import Feeder
 from enginepool.worker.link import Batch, Command
 
 pytestmark = pytest.mark.timeout(20)
 
 NIL = msgspec.Raw(msgspec.msgpack.encode(None))
-STAMPS = EngineStamps()
+STAMPS = EngineStamps(1.0, 2.0)
 
 
 class ScriptedEngine:
-    """Each item's prompt is the number of steps that it takes, or `refuse`, `fail`, `vanish`, `crash`."""
+    """Each item's prompt is the number of steps that it takes, or `refuse`, `fail`, `vanish`, `crash`; a stream tells each step."""
 
     def __init__(self) -> None:
         self.items: dict[int, str] = {}
         self.left: dict[int, int] = {}
         self.num_steps = 0
         self.before_step: Callable[[int], None] = lambda _: None
-        self.extra: list[Finished] = []
+        self.extra: list[Event] = []
+        self.streams: set[int] = set()
+        self.scopes: list[str] = []
 
     @property
     def info(self) -> EngineInfo:
@@ -47,14 +50,27 @@ class ScriptedEngine:
     def has_unfinished(self) -> bool:
         return bool(self.left)
 
-    def admit(self, lease: int, request: GenerateRequest, arrived: float) -> None:
+    @property
+    def scope(self) -> Callable[[str], AbstractContextManager[None]]:
+        @contextmanager
+        def noted(name: str) -> Iterator[None]:
+            self.scopes.append(f"+{name.rpartition(' ')[2]}")
+            yield
+            self.scopes.append(f"-{name.rpartition(' ')[2]}")
+
+        return noted
+
+    def admit(self, lease: int, request: Request, arrived: float) -> None:
+        assert isinstance(request, GenerateRequest)
         prompt = request.prompt or ""
         if prompt == "refuse":
             raise RefusedItem(Code.CONTEXT_LENGTH_EXCEEDED, "too long")
         self.items[lease] = prompt
         self.left[lease] = int(prompt) if prompt.isdigit() else 1
+        if request.is_stream:
+            self.streams.add(lease)
 
-    def step(self) -> list[Finished]:
+    def step(self) -> list[Event]:
         self.num_steps += 1
         self.before_step(self.num_steps)
         if "crash" in self.items.values():
@@ -64,7 +80,9 @@ class ScriptedEngine:
         for lease in ended:
             del self.left[lease]
         extra, self.extra = self.extra, []
-        return [(lease, self._result(lease)) for lease in ended if self.items[lease] != "vanish"] + extra
+        streamed = [Streamed(lease, parts_of(f"step {self.num_steps}")) for lease in self.left if lease in self.streams]
+        finished = [Finished(lease, self._result(lease), STAMPS) for lease in ended if self.items[lease] != "vanish"]
+        return [*streamed, *finished, *extra]
 
     def abort(self, leases: list[int]) -> None:
         for lease in leases:
@@ -83,7 +101,11 @@ class ScriptedEngine:
 
 
 def result_of(text: str) -> GenerateResult:
-    return GenerateResult([CompletionOutput(0, text, [1], "stop")], STAMPS)
+    return GenerateResult([CompletionOutput(0, text, [1], "stop")])
+
+
+def parts_of(text: str) -> list[CompletionOutput]:
+    return [CompletionOutput(0, text, [1])]
 
 
 class Outlet:
@@ -92,6 +114,8 @@ class Outlet:
     def __init__(self, *commands: Command) -> None:
         self.inbox: deque[Command] = deque(commands)
         self.sent: list[tuple[Done, Sequence[bytes]]] = []
+        self.log: list[str] = []
+        self.deltas: dict[int, str] = {}
 
     def take(self, *, wait: bool) -> Command | None:
         if self.inbox:
@@ -99,7 +123,13 @@ class Outlet:
         return Drain() if wait else None
 
     def send(self, message: Message, payloads: Sequence[bytes] = ()) -> None:
+        if isinstance(message, Delta):
+            self.log += [f"delta {lease}" for lease in message.ids]
+            for lease, data in zip(message.ids, payloads, strict=True):
+                self.deltas[lease] = self.deltas.get(lease, "") + "".join(part.text for part in decode_parts(data)) + ";"
+            return
         assert isinstance(message, Done)
+        self.log += [f"done {item.lease}" for item in message.items]
         self.sent.append((message, payloads))
 
     @property
@@ -121,6 +151,12 @@ def batch(**prompts: str) -> Batch:
     """`batch(l1="3")` is lease 1 with a prompt that takes three steps."""
     leases = [int(name.removeprefix("l")) for name in prompts]
     return Batch(leases, [GenerateRequest(prompt, None, NIL) for prompt in prompts.values()], 0.0)
+
+
+def stream(**prompts: str) -> Batch:
+    """The same for streams."""
+    plain = batch(**prompts)
+    return Batch(plain.leases, [GenerateRequest(prompt, None, NIL, is_stream=True) for prompt in prompts.values()], 0.0)
 
 
 def run(engine: ScriptedEngine, *commands: Command, is_static: bool = False, max_frame_bytes: int = 1000) -> Outlet:
@@ -146,8 +182,14 @@ def test_static_results_leave_together(engine: ScriptedEngine) -> None:
 
 
 def test_result_carries_the_engines_answer(engine: ScriptedEngine) -> None:
-    ((_, payloads),) = run(engine, batch(l7="1")).sent
+    ((done, payloads),) = run(engine, batch(l7="1")).sent
     assert decode_result(payloads[0]) == result_of("text 7")
+    assert decode_stamps(done.items[0].stamps) == STAMPS
+
+
+def test_result_that_never_reached_the_engine_has_no_stamps(engine: ScriptedEngine) -> None:
+    ((done, _),) = run(engine, batch(l1="refuse")).sent
+    assert decode_stamps(done.items[0].stamps) is None
 
 
 def test_continuous_newcomer_joins_between_steps(engine: ScriptedEngine) -> None:
@@ -156,6 +198,62 @@ def test_continuous_newcomer_joins_between_steps(engine: ScriptedEngine) -> None
     Feeder(engine, outlet, is_static=False, max_frame_bytes=1000).run()
     assert outlet.messages == [[2], [1]]
     assert engine.num_steps == 4
+
+
+# Streams.
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["continuous", "static"])
+def test_stream_tells_each_step_at_once_and_its_end_last(engine: ScriptedEngine, is_static: bool) -> None:
+    outlet = run(engine, stream(l1="3"), is_static=is_static)
+    assert outlet.log == ["delta 1", "delta 1", "done 1"]
+    assert outlet.deltas == {1: "step 1;step 2;"}
+
+
+def test_stream_beside_whole_items_leaves_their_results_alone(engine: ScriptedEngine) -> None:
+    both = stream(l1="2")
+    both.leases.append(2)
+    both.requests.append(GenerateRequest("3", None, NIL))
+    outlet = run(engine, both)
+    assert outlet.log == ["delta 1", "done 1", "done 2"]
+
+
+def test_stream_in_a_static_batch_does_not_wait_for_it_but_its_end_does(engine: ScriptedEngine) -> None:
+    both = stream(l1="2")
+    both.leases.append(2)
+    both.requests.append(GenerateRequest("4", None, NIL))
+    outlet = run(engine, both, is_static=True)
+    assert outlet.log == ["delta 1", "done 1", "done 2"]
+    assert outlet.messages == [[1, 2]]
+
+
+def test_deltas_of_a_step_travel_together_before_its_results(engine: ScriptedEngine) -> None:
+    outlet = Outlet(stream(l1="3", l2="2"))
+    Feeder(engine, outlet, is_static=False, max_frame_bytes=1000).run()
+    assert outlet.log == ["delta 1", "delta 2", "delta 1", "done 2", "done 1"]
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["continuous", "static"])
+def test_stream_that_is_aborted_tells_nothing_more(engine: ScriptedEngine, is_static: bool) -> None:
+    outlet = Outlet(stream(l1="9"))
+    during_step(engine, outlet, 2, Abort([1]))
+    Feeder(engine, outlet, is_static=is_static, max_frame_bytes=1000).run()
+    assert outlet.log == ["delta 1", "delta 1", "done 1"]
+    assert outlet.codes == {1: Code.ABORTED}
+
+
+def test_stages_are_profiler_scopes(engine: ScriptedEngine) -> None:
+    run(engine, batch(l1="1"))
+    assert {name[1:] for name in engine.scopes} == {"pull", "admit", "step", "encode"}
+    opened = [name for name in engine.scopes if name.startswith("+")]
+    assert len(engine.scopes) == 2 * len(opened)
+    assert opened[:3] == ["+admit", "+pull", "+step"]
+
+
+def test_step_without_news_is_not_encoded(engine: ScriptedEngine) -> None:
+    run(engine, batch(l1="3"))
+    assert engine.scopes.count("+encode") == 1
+    assert engine.scopes.count("+step") == 3
 
 
 # Items at fault.
@@ -222,14 +320,15 @@ def test_engine_that_loses_items_is_broken_with_both_numbers(engine: ScriptedEng
         run(engine, batch(l1="1", l2="vanish", l3="1"), is_static=True)
 
 
-def test_engine_that_returns_a_foreign_item_is_broken(engine: ScriptedEngine) -> None:
-    engine.extra = [(99, result_of("whose?"))]
+@pytest.mark.parametrize("foreign", [Finished(99, result_of("whose?"), STAMPS), Streamed(99, parts_of("whose?"))], ids=["end", "delta"])
+def test_engine_that_returns_a_foreign_item_is_broken(engine: ScriptedEngine, foreign: Event) -> None:
+    engine.extra = [foreign]
     with pytest.raises(EngineBroken, match="lease 99"):
         run(engine, batch(l1="2"))
 
 
 def test_engine_that_returns_an_item_twice_is_broken(engine: ScriptedEngine) -> None:
-    engine.extra = [(1, result_of("again"))]
+    engine.extra = [Finished(1, result_of("again"), STAMPS)]
     with pytest.raises(EngineBroken, match="lease 1"):
         run(engine, batch(l1="1", l2="2"))
 

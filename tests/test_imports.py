@@ -16,7 +16,7 @@ import enginepool
 ROOT = Path(enginepool.__file__).parent
 LADDER = [
     {"errors", "lifeline"},
-    {"config", "clock", "status", "sampling", "payload", "protocol", "handover", "rundir"},
+    {"config", "clock", "status", "sampling", "payload", "protocol", "handover", "rundir", "chat_format"},
     {"transport"},
     {"client", "dispatcher", "worker"},
     {"__init__", "preflight", "serve", "demo", "batch", "gateway", "integrations", "doctor"},
@@ -111,7 +111,13 @@ def test_imports_have_no_cycle() -> None:
 
 
 def test_heavy_libraries_stay_in_their_own_process() -> None:
-    assert _importers(*HEAVY) <= {"worker.vllm_engine", "worker.vllm_args", "demo.convert"}
+    assert _importers(*HEAVY) <= {"worker.vllm_engine", "worker.vllm_args", "worker.vllm_chat", "worker.vllm_stats", "demo.convert"}
+
+
+def test_chat_renderer_needs_vllm_for_type_checking_only() -> None:
+    code = "import sys, enginepool.worker.vllm_chat; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    assert HEAVY & set(loaded) == set()
 
 
 def test_sockets_are_made_in_one_place() -> None:
@@ -142,7 +148,7 @@ def test_dispatcher_process_stays_light() -> None:
     code = "import sys, enginepool.serve, enginepool.dispatcher.loop; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.split()
     assert {"enginepool.dispatcher.loop", "enginepool.serve"} <= set(loaded)
-    assert (HEAVY | {"enginepool.payload", "asyncio", "rich"}) & set(loaded) == set()
+    assert (HEAVY | {"enginepool.payload", "asyncio", "rich", "jinja2", "tqdm"}) & set(loaded) == set()
 
 
 def test_import_of_the_package_loads_none_of_its_parts() -> None:

@@ -174,7 +174,7 @@ def test_failed_outputs_keep_their_prompt(echo_pool: Pool) -> None:
 
 def test_chat_messages_say_what_to_do(echo_pool: Pool) -> None:
     error = echo_pool.generate([{"role": "user", "content": "hi"}], FIVE).error  # type: ignore[list-item]
-    assert "chat template" in str(error)
+    assert "use chat, chat_many or stream_chat" in str(error)
 
 
 def test_misspelt_setting_is_suggested_before_anything_starts() -> None:

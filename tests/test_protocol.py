@@ -9,11 +9,13 @@ import msgspec
 import pytest
 
 from enginepool import protocol
-from enginepool.clock import ClockAnchor
+from enginepool.clock import ClockAnchor, EngineStamps, decode_stamps, encode_stamps
 from enginepool.errors import Code, ItemError
 from enginepool.protocol import (
+    PROTOCOL_VERSION,
     Abort,
     Bye,
+    Delta,
     Done,
     DoneItem,
     Drain,
@@ -42,8 +44,9 @@ from enginepool.protocol import (
     Window,
     encode,
 )
-from enginepool.status import Load, PoolState, PoolStatus, WorkerState, WorkerStatus
+from enginepool.status import Iteration, Load, PoolState, PoolStatus, WorkerState, WorkerStatus
 
+STAMPS = msgspec.Raw(encode_stamps(EngineStamps(1.5, 2.5)))
 ERROR = ItemError(Code.WORKER_LOST, "no")
 WORKER = WorkerStatus(0, 42, WorkerState.READY, "ready", 1, 1, 0, 0, None, [0, 1], ["0"], 10, 20, 1.5, 2.5, 0.25, 1 << 30)
 STATUS = PoolStatus("id", 41, PoolState.DEGRADED, "why", "m", "ipc:///x", 1.0, 2, 3, 4, 5, 6, 7, 0.1, 8, 9, [WORKER])
@@ -64,7 +67,8 @@ TO_CLIENT: list[Message] = [
     WELCOME,
     Rejected("why"),
     Refused([1, 2], ERROR),
-    Result([ResultItem(1, 0, 2, 10.5, None), ResultItem(2, None, 0, 10.5, 11.5, ERROR)]),
+    Delta([1, 2]),
+    Result([ResultItem(1, 0, 2, 10.5, None), ResultItem(2, None, 0, 10.5, 11.5, ERROR), ResultItem(3, 0, 1, 1.5, 2.5, None, STAMPS)]),
     Status(7, STATUS),
     Pong(7),
 ]
@@ -74,8 +78,10 @@ FROM_WORKER: list[Message] = [
     StartFailed("usage", "bad argument"),
     Ready("m", 32000, 4096, 128, ["generate"], {"dtype": "bfloat16"}, {"0-1": 8}),
     Window(128, 8),
-    Done([DoneItem(1), DoneItem(2, ERROR)]),
+    Delta([1, 2]),
+    Done([DoneItem(1), DoneItem(2, ERROR), DoneItem(3, None, STAMPS)]),
     Heartbeat(Load(1, 2, 3, 4, 0.5)),
+    Heartbeat(Load(1, 2, 3, 4, 0.5, Iteration(7, 1, 200, 3, 3, 0.01))),
     Goodbye(None),
     Goodbye("why"),
 ]
@@ -137,6 +143,7 @@ def test_field_appended_by_a_later_version_is_ignored() -> None:
     [
         pytest.param(Submit([SubmitItem(1_000_000)]), 20, id="submit"),
         pytest.param(Lease([1_000_000]), 16, id="lease"),
+        pytest.param(Delta([1_000_000]), 16, id="delta"),
         pytest.param(Done([DoneItem(1_000_000)]), 16, id="done"),
         pytest.param(Result([ResultItem(1_000_000, 1, 1, 1e5 / 3, 1e5 / 7)]), 40, id="result"),
         pytest.param(Heartbeat(Load(100, 100, 10**9, 10**9, 1 / 3)), 40, id="heartbeat"),
@@ -148,4 +155,14 @@ def test_hot_message_stays_small(message: Message, max_bytes: int) -> None:
 
 def test_payload_frames_follow_exactly_the_messages_with_items() -> None:
     everything = FROM_CLIENT + TO_CLIENT + FROM_WORKER + TO_WORKER
-    assert {type(message) for message in everything if message.has_payload} == {Submit, Result, Done, Lease}
+    assert {type(message) for message in everything if message.has_payload} == {Submit, Delta, Result, Done, Lease}
+
+
+def test_version_is_the_one_with_streams() -> None:
+    assert PROTOCOL_VERSION == 2
+
+
+def test_stamps_travel_as_they_were_and_nil_where_there_are_none() -> None:
+    decoded = protocol.decode_from_worker(encode(Done([DoneItem(1, None, STAMPS), DoneItem(2)])))
+    assert isinstance(decoded, Done)
+    assert [decode_stamps(item.stamps) for item in decoded.items] == [EngineStamps(1.5, 2.5), None]

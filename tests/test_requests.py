@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from enginepool.client.requests import Encoded, encode_item, encode_sampling, list_prompts, split_prompt, spread
+from enginepool.client.requests import Encoded, check_iterable, encode_prompt, encode_sampling, list_prompts, split_prompt, spread
 from enginepool.errors import Code, InvalidRequest, ItemError
-from enginepool.payload import decode_params, decode_request
+from enginepool.payload import GenerateRequest, decode_params, decode_request
 from enginepool.sampling import SamplingParams
 
 DEFAULTS = encode_sampling(None)
@@ -58,6 +58,7 @@ def test_split_prompt_form(prompt: Any, expected: tuple[str | None, list[int] | 
         pytest.param({}, "needs `prompt`", id="empty-dict"),
         pytest.param({"prompt": 5}, "needs `prompt`", id="dict-with-a-number"),
         pytest.param({"prompt": "a", "multi_modal_data": {}}, "'multi_modal_data' is not supported", id="unknown-key"),
+        pytest.param([{"role": "user", "content": "hi"}], "use chat, chat_many or stream_chat", id="conversation"),
         pytest.param({"prompt_token_ids": "12"}, "token id 0 of the prompt is '12'", id="text-for-ids"),
     ],
 )
@@ -67,10 +68,12 @@ def test_split_prompt_refuses_saying_what_it_got(prompt: Any, told: str) -> None
     assert told in str(caught.value)
 
 
-def test_encode_item_travels_whole() -> None:
-    encoded = encode_item("hello", encode_sampling({"max_tokens": 5, "n": 2}), 1000)
+def test_encode_prompt_travels_whole() -> None:
+    encoded = encode_prompt("hello", encode_sampling({"max_tokens": 5, "n": 2}), 1000)
     assert isinstance(encoded, Encoded)
     request = decode_request(encoded.frame)
+    assert isinstance(request, GenerateRequest)
+    assert not request.is_stream
     assert (request.prompt, request.prompt_token_ids, decode_params(request.params)) == ("hello", None, {"n": 2, "max_tokens": 5})
 
 
@@ -83,18 +86,37 @@ def test_encode_item_travels_whole() -> None:
         pytest.param(None, "not NoneType", id="no-prompt"),
     ],
 )
-def test_encode_item_at_fault_is_its_own_error(prompt: Any, told: str) -> None:
-    error = encode_item(prompt, DEFAULTS, 1000)
+def test_encode_prompt_at_fault_is_its_own_error(prompt: Any, told: str) -> None:
+    error = encode_prompt(prompt, DEFAULTS, 1000)
     assert isinstance(error, ItemError)
     assert error.code is Code.INVALID_REQUEST
     assert told in error.message
 
 
 @pytest.mark.parametrize("prompt", ["nul \0 inside", "日本語 🎉", "\u2028"], ids=["nul", "unicode", "line-separator"])
-def test_encode_item_keeps_unusual_text(prompt: str) -> None:
-    encoded = encode_item(prompt, DEFAULTS, 1000)
+def test_encode_prompt_keeps_unusual_text(prompt: str) -> None:
+    encoded = encode_prompt(prompt, DEFAULTS, 1000)
     assert isinstance(encoded, Encoded)
-    assert decode_request(encoded.frame).prompt == prompt
+    request = decode_request(encoded.frame)
+    assert isinstance(request, GenerateRequest)
+    assert request.prompt == prompt
+
+
+def test_encode_prompt_of_a_stream_says_so() -> None:
+    encoded = encode_prompt("hello", DEFAULTS, 1000, is_stream=True)
+    assert isinstance(encoded, Encoded)
+    assert decode_request(encoded.frame).is_stream
+
+
+@pytest.mark.parametrize("items", ["text", {"prompt": "a"}, b"bytes", 5, None], ids=["text", "dict", "bytes", "number", "none"])
+def test_check_iterable_refuses_what_is_one_item(items: Any) -> None:
+    with pytest.raises(InvalidRequest, match="an iterable of items is needed"):
+        check_iterable(items)
+
+
+@pytest.mark.parametrize("items", [["a"], (), iter("ab"), {"a", "b"}], ids=["list", "empty", "iterator", "set"])
+def test_check_iterable_takes_any_iterable(items: Any) -> None:
+    check_iterable(items)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -206,3 +207,61 @@ def test_dealer_after_close_sends_nothing_and_does_not_fail(endpoint: str, route
     with suppress(OSError):
         dealer.wake()
     assert router.receive() is None
+
+
+def test_dealer_send_soon_is_sent_like_any_other(router: Router, dealer: Dealer) -> None:
+    dealer.send_soon([b"header", b"payload"])
+    received = _receive(router)
+    assert received is not None
+    assert received[1] == [b"header", b"payload"]
+
+
+def _next_frames(router: Router) -> list[bytes]:
+    received = _receive(router)
+    assert received is not None
+    return received[1]
+
+
+@pytest.mark.parametrize("release", ["send", "receive", "send_soon"])
+def test_dealer_send_soon_under_its_own_lock_waits_for_the_next_use(router: Router, dealer: Dealer, release: str) -> None:
+    with dealer._lock:  # as a finalizer finds it that runs in the middle of a send
+        dealer.send_soon([b"first"])
+        dealer.send_soon([b"second"])
+    if release == "send":
+        dealer.send([b"other"])
+    elif release == "receive":
+        dealer.receive()
+    else:
+        dealer.send_soon([b"other"])
+    got = {tuple(_next_frames(router)) for _ in range(2 if release == "receive" else 3)}
+    assert {(b"first",), (b"second",)} <= got
+
+
+def test_dealer_send_soon_keeps_its_order(router: Router, dealer: Dealer) -> None:
+    with dealer._lock:
+        for number in range(5):
+            dealer.send_soon([b"%d" % number])
+    dealer.receive()
+    assert [_next_frames(router) for _ in range(5)] == [[b"%d" % number] for number in range(5)]
+
+
+def test_dealer_send_soon_of_many_threads_loses_nothing(router: Router, dealer: Dealer) -> None:
+    def send(name: int) -> None:
+        for number in range(500):
+            (dealer.send_soon if number % 3 else dealer.send)([b"%d" % name, b"%d" % number])
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    got = {tuple(_next_frames(router)) for _ in range(2000)}
+    for thread in threads:
+        thread.join()
+    assert len(got) == 2000
+
+
+def test_dealer_send_soon_after_close_is_dropped(endpoint: str, router: Router) -> None:
+    dealer = Dealer(endpoint)
+    dealer.close(0)
+    dealer.send_soon([b"too late"])
+    assert router.receive() is None
+    assert not dealer._later
