@@ -44,7 +44,7 @@ class Ran:
 
     def _bar(self, view: str) -> tuple[float, float, str, str]:
         left, bar, right = (self._widgets[child.removeprefix("IPY_MODEL_")] for child in self._widgets[view]["children"])
-        return bar["value"], bar["max"], bar["bar_style"], f"{left['value']}|{right['value']}".replace("\u2007", " ")
+        return bar["value"], bar["max"], bar["bar_style"], f"{left['value']}|{right['value']}".replace("\u2007", " ").replace("\u200b", "")
 
     def _stream(self, name: str) -> str:
         return "".join(output.text for output in self._outputs if output.output_type == "stream" and output.name == name)

@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+# What tqdm writes around its bar.
+ITEMS = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+UNKNOWN_ITEMS = "{desc}: {n_fmt} [{elapsed}{postfix}]"
+WORKERS = "{desc}: {n_fmt}/{total_fmt}|{bar}| {elapsed}{postfix}"
+MAY_BREAK = " \u200b"  # tqdm makes spaces unbreakable; in a narrow notebook a long note would be cut off
+
+
 class Bar(Protocol):
     """One bar on the screen."""
 
@@ -58,40 +65,35 @@ class TerminalBar:
 class NotebookBar:
     """A tqdm widget below the cell; tqdm's text bar where ipywidgets is not installed."""
 
-    def __init__(self, total: int | None, label: str) -> None:
+    def __init__(self, total: int | None, label: str = "generating", form: str = ITEMS) -> None:
         self._total = total
         self._label = label
+        self._form = form if total else UNKNOWN_ITEMS
         self._bar: Any = None
 
     def open(self) -> None:
         """Show it."""
-        self._bar = _notebook_tqdm()(total=self._total, desc=self._label, bar_format=_format(self._total), dynamic_ncols=True)
+        self._bar = _notebook_tqdm()(total=self._total, desc=self._label, bar_format=self._form, dynamic_ncols=True)
 
     def draw(self, done: int, failed: int, tokens_per_s: float) -> None:
         """Draw these totals."""
         fails = f"{failed} failed, " if failed else ""
-        self.show(done, f"{fails}{tokens_per_s:,.0f} tokens/s")
+        self.show(done, f"{fails}{tokens_per_s:,.0f} tok/s")
 
     def show(self, done: int, note: str, total: int | None = None) -> None:
         """Draw a count, and a note behind it; a `total` replaces the one before."""
         bar = self._bar
         if total is not None and total != bar.total:
-            started, bar.bar_format = bar.start_t, _format(total)
+            started = bar.start_t
             bar.reset(total)
             bar.start_t = started
         bar.n = done
-        bar.set_postfix_str(note, refresh=False)
+        bar.set_postfix_str(note.replace(" ", MAY_BREAK), refresh=False)
         bar.refresh()
 
     def close(self) -> None:
         """Leave it as it stands; one that is not full turns red."""
         self._bar.close()
-
-
-def _format(total: int | None) -> str:
-    if not total:
-        return "{desc}: {n_fmt} [{elapsed}{postfix}]"
-    return "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 
 
 def _notebook_tqdm() -> Any:

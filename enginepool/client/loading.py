@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from enginepool.client.bars import NotebookBar
+from enginepool.client.bars import WORKERS, NotebookBar
 from enginepool.client.notebook import is_notebook
 from enginepool.client.progress import is_terminal
 from enginepool.clock import monotonic
@@ -86,7 +86,7 @@ class _Widget(_Silent):
     def __init__(self, num_workers: int) -> None:
         self._stages: dict[int, str] = {}
         self._num_workers = num_workers
-        self._bar = NotebookBar(num_workers, "starting workers")
+        self._bar = NotebookBar(num_workers, "starting workers", WORKERS)
         self._bar.open()
 
     def stage(self, worker: int, text: str) -> None:

@@ -69,7 +69,7 @@ def make_view(total: int | None, progress: bool | ProgressCallback) -> View:
     if not progress:
         return _Silent()
     if is_notebook():
-        return _Drawn(total, NotebookBar(total, "generating"))
+        return _Drawn(total, NotebookBar(total))
     return _Drawn(total, TerminalBar(total)) if is_terminal() else _Lines(total)
 
 
