@@ -80,6 +80,12 @@ def _text_files() -> list[Path]:
     return [path for path in files if path.suffix in TEXT_SUFFIXES or path.name in ("Makefile", "run")]
 
 
+def _run(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block.text, block.name, "exec"), {"__name__": "__main__"})
+    if block.printed is not None:
+        assert capsys.readouterr().out == block.printed
+
+
 def _generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("docs_generate", REPO / "docs" / "generate.py")
     assert spec is not None
@@ -92,6 +98,7 @@ def _generator() -> ModuleType:
 BLOCKS = [block for page in PAGES for block in _blocks(page)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 RUNNABLE = [block for block in PYTHON if not block.needs_vllm]
+ON_VLLM = [block for block in PYTHON if block.needs_vllm]
 COMMANDS = [
     (block, line) for block in BLOCKS if block.language == "sh" for line in block.text.splitlines() if line.startswith("enginepool ")
 ]
@@ -145,9 +152,21 @@ def test_python_example_compiles(block: Block) -> None:
 @pytest.mark.usefixtures("fresh_run_dir")
 @pytest.mark.parametrize("block", RUNNABLE, ids=lambda block: block.name)
 def test_python_example_runs_and_prints_what_it_says(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(block.text, block.name, "exec"), {"__name__": "__main__"})
-    if block.printed is not None:
-        assert capsys.readouterr().out == block.printed
+    _run(block, capsys)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("fresh_run_dir")
+@pytest.mark.parametrize("block", ON_VLLM, ids=lambda block: block.name)
+def test_vllm_example_runs_and_prints_what_it_says(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(block, capsys)
+
+
+def test_vllm_examples_need_no_hub_and_are_few() -> None:
+    """Each starts a pool of its own on the embedded model, so that it is run as it stands; that takes its time."""
+    assert [block.name for block in ON_VLLM if re.search(r"Pool\(\s*[\"']", block.text)] == []
+    assert len(ON_VLLM) <= 10
 
 
 @pytest.mark.parametrize(("block", "line"), COMMANDS, ids=[f"{block.name}-{line.split()[1]}" for block, line in COMMANDS])
