@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from conftest import ENGINEPOOL, REPO, Serve
 
-from enginepool.config import PoolSettings
+from enginepool.config import PoolSettings, unknown_variables
 from enginepool.dispatcher.machine import Gpu, Machine, NumaNode
 from enginepool.dispatcher.placement import PlacementRequest, plan_workers
 from enginepool.doctor.endpoint import EndpointFacts, find_holder, is_listening
-from enginepool.doctor.environment import find_secrets, read_variables, shown_settings, unknown_names
+from enginepool.doctor.environment import find_secrets, read_variables, shown_settings
 from enginepool.doctor.facts import Facts, ModelFacts, Refusal
 from enginepool.doctor.findings import exit_code, judge
 from enginepool.doctor.folders import Folder
@@ -163,7 +163,9 @@ CASES = [
         [("error", "placement", 2), ("error", "endpoint", 2)],
         id="refused-twice",
     ),
-    pytest.param(_facts(unknown=unknown_names({"ENGINEPOOL_WORKER": "2"})), [("warning", "environment", None)], id="unknown-name"),
+    pytest.param(
+        _facts(unknown=tuple(unknown_variables({"ENGINEPOOL_WORKRES": "2"}))), [("warning", "environment", None)], id="unknown-name"
+    ),
 ]
 
 
@@ -209,30 +211,6 @@ def test_report_shows_machine_and_plan_with_origins() -> None:
     ):
         assert words in text
     assert text.splitlines()[-1] == "0 errors, 0 warnings: `enginepool serve` would start"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ENGINEPOOL_PORT",
-        *("ENGINEPOOL_PORT_80_TCP", "ENGINEPOOL_PORT_80_TCP_ADDR", "ENGINEPOOL_SERVICE_HOST", "ENGINEPOOL_SERVICE_PORT"),
-        *(
-            "ENGINEPOOL_SERVICE_PORT_HTTP",
-            "ENGINEPOOL_GATEWAY_SERVICE_HOST",
-            "ENGINEPOOL_RUN_DIR",
-            "ENGINEPOOL_CACHE",
-            "ENGINEPOOL_ENDPOINT",
-        ),
-        "ENGINEPOOL_WORKERS",
-    ],
-)
-def test_known_names_and_service_links_are_not_unknown(name: str) -> None:
-    assert unknown_names({name: "x"}) == ()
-
-
-def test_unknown_name_is_told_with_the_nearest() -> None:
-    (unknown,) = unknown_names({"ENGINEPOOL_WORKRES": "2"})
-    assert (unknown.name, unknown.near) == ("ENGINEPOOL_WORKRES", "ENGINEPOOL_WORKERS")
 
 
 def test_variables_say_what_workers_get() -> None:
@@ -333,6 +311,8 @@ INDEX = "model.safetensors.index.json"
         pytest.param(["--engine", "echo", "--", "--max-model-len", "5"], 2, id="flags-for-echo"),
         pytest.param(["--engine", "echo", "--min-ready", "3"], 2, id="min-ready-over-workers"),
         pytest.param(["--config", "/nonexistent.toml"], 2, id="no-config-file"),
+        pytest.param(["--engine", "echo", "--trace", "/nonexistent/trace.json"], 2, id="no-folder-for-the-trace"),
+        pytest.param(["--engine", "echo", "--trace", "/tmp"], 2, id="trace-is-a-folder"),
         pytest.param(["--engine", "echo", "--request-format", "/nonexistent.jinja"], 2, id="no-template"),
         pytest.param(["--engine", "echo", "--cpu-affinity", "70000"], 2, id="no-such-core"),
         pytest.param(["--engine", "echo", "--cpu-affinity", "4000"], 2, id="core-not-allowed"),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from enginepool.config import PoolSettings, iter_settings
+from enginepool.config import PoolSettings, is_service_link, iter_settings
 from enginepool.dispatcher.plan import Plan
 
-_OURS = "ENGINEPOOL_"
 _SHOWN = re.compile(
     r"^(ENGINEPOOL_|VLLM_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|HF_|HUGGINGFACE_|TRANSFORMERS_|TORCH|CUDA_|NVIDIA_VISIBLE|XDG_(CACHE|RUNTIME)"
     r"|PYTORCH_|TOKENIZERS_|(LOCAL_|NODE_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_(ADDR|PORT)$|LD_(PRELOAD|LIBRARY_PATH)$|TMPDIR$"
@@ -21,10 +19,6 @@ _SHOWN = re.compile(
 )
 _SECRET = re.compile(r"(^|[_-])token$|api.?key|secret|passw|passphrase|credential|[_-](key|pass)$", re.IGNORECASE)
 _LOGIN = re.compile(r"(\w+://)[^/\s@]+@")
-# Kubernetes describes each service of the namespace in variables that begin with its name.
-_SERVICE_LINK = re.compile(
-    r"^ENGINEPOOL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$", re.IGNORECASE
-)
 HIDDEN = "(set, not shown)"
 
 
@@ -36,24 +30,10 @@ class Variable(msgspec.Struct, frozen=True):
     worker: str
 
 
-class Unknown(msgspec.Struct, frozen=True):
-    """A variable with our prefix that nothing reads, and the name that may have been meant."""
-
-    name: str
-    near: str | None
-
-
 def read_variables(environ: Mapping[str, str], plan: Plan | None) -> tuple[Variable, ...]:
     """The variables that matter, sorted, without secrets."""
-    names = sorted(name for name in environ if _SHOWN.match(name) and not _SERVICE_LINK.match(name))
+    names = sorted(name for name in environ if _SHOWN.match(name) and not is_service_link(name))
     return tuple(Variable(name, shown_value(name, environ[name]), _fate(name, plan)) for name in names)
-
-
-def unknown_names(environ: Mapping[str, str]) -> tuple[Unknown, ...]:
-    """Names that begin like ours but are no setting; service links aside."""
-    known = [item.env for item in iter_settings() if item.is_flag] + [_OURS + "RUN_DIR", _OURS + "CACHE"]
-    strange = sorted(name for name in environ if name.startswith(_OURS) and name not in known and not _SERVICE_LINK.match(name))
-    return tuple(Unknown(name, next(iter(difflib.get_close_matches(name, known, 1, 0.85)), None)) for name in strange)
 
 
 def shown_value(name: str, value: Any) -> str:

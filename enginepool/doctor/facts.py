@@ -10,13 +10,13 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from enginepool.config import PoolSettings, resolve_settings
+from enginepool.config import PoolSettings, resolve_settings, unknown_variables
 from enginepool.demo.model import cache_folder, model_path, require_packages
 from enginepool.dispatcher.machine import Machine, read_machine
 from enginepool.dispatcher.plan import Plan
 from enginepool.doctor.endpoint import EndpointFacts, examine_endpoint
-from enginepool.doctor.environment import Unknown, Variable, read_variables, shown_settings, unknown_names
-from enginepool.doctor.folders import Folder, engine_socket_bytes, read_folders
+from enginepool.doctor.environment import Variable, read_variables, shown_settings
+from enginepool.doctor.folders import Folder, check_trace, engine_socket_bytes, read_folders
 from enginepool.doctor.limits import Limits, read_limits
 from enginepool.errors import EnginePoolError
 from enginepool.preflight.checks import early_checks
@@ -62,7 +62,7 @@ class Facts(msgspec.Struct, frozen=True):
     folders: tuple[Folder, ...] = ()
     engine_socket_bytes: int = 0
     variables: tuple[Variable, ...] = ()
-    unknown: tuple[Unknown, ...] = ()
+    unknown: tuple[str, ...] = ()
     settings: dict[str, tuple[str, str]] = {}
 
 
@@ -90,7 +90,7 @@ def gather(
         limits=read_limits(),
         folders=read_folders(environ),
         engine_socket_bytes=engine_socket_bytes(environ),
-        unknown=unknown_names(environ),
+        unknown=tuple(unknown_variables(environ)),
         variables=read_variables(environ, None),
         refusals=tuple(refusals),
     )
@@ -101,6 +101,7 @@ def _with_settings(facts: Facts, settings: PoolSettings, origins: dict[str, str]
     for topic, check in early_checks(settings, facts.packages):
         refusals.during(topic, check)
     plan = refusals.during("placement", lambda: make_plan(settings, facts.packages, facts.machine, environ))
+    refusals.during("settings", lambda: check_trace(settings.trace))
     endpoint = refusals.during("endpoint", lambda: examine_endpoint(settings.endpoint, environ))
     model = _find_model(settings, environ, refusals)
     return msgspec.structs.replace(

@@ -166,5 +166,4 @@ def _folders(facts: Facts) -> Iterator[Finding]:
 
 def _environment(facts: Facts) -> Iterator[Finding]:
     for unknown in facts.unknown:
-        meant = f"write {unknown.near}" if unknown.near else "remove it; docs/settings.md lists the names"
-        yield warning("environment", f"{unknown.name} is set, but no setting has that name", meant)
+        yield warning("environment", *split_remedy(unknown, "remove it; docs/settings.md lists the names"))

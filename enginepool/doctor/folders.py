@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from enginepool.demo.model import cache_folder
+from enginepool.errors import SettingsError
 from enginepool.preflight.model import hub_cache
 
 
@@ -46,6 +47,20 @@ def engine_socket_bytes(environ: Mapping[str, str] = os.environ) -> int:
     """How long the path of an engine core's socket gets: vLLM names it by a UUID, in the folder that the supervisor makes for a worker."""
     own = f"{_temp_folder(environ)[0]}/enginepool-{os.getpid()}-w12345678"
     return len(os.fsencode(environ.get("VLLM_RPC_BASE_PATH", own))) + 1 + 36
+
+
+def check_trace(trace: str | None) -> None:
+    """Raise SettingsError for a trace file that the dispatcher could not open; it is not made here."""
+    if trace is None:
+        return
+    path = Path(trace).expanduser()
+    why = "it is a folder" if os.path.isdir(path) else None
+    if os.path.exists(path):
+        why = why or (None if os.access(path, os.W_OK) else "it can't be written")
+    else:
+        why = why_not_writable(path.parent) if os.path.isdir(path.parent) else f"there is no folder {path.parent}"
+    if why:
+        raise SettingsError(f"trace {trace}: {why}; choose another file")
 
 
 def why_not_writable(folder: Path) -> str | None:
