@@ -60,7 +60,7 @@ class Terminal:
     @property
     def frame(self) -> list[str]:
         """The lines of the last frame; the terminal may be in the middle of it."""
-        frames = self.output.partition(LEAVE)[0].split(HOME)
+        frames = self.output.rpartition(ENTER)[2].split(HOME)
         return [line.rstrip() for line in CONTROL.sub("", frames[-1]).replace("\r", "").split("\n")]
 
     def shows(self, text: str) -> bool:
@@ -158,7 +158,7 @@ def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(terminal: Terminal) -> 
     terminal.type(b"\x1a")
     wait_for(lambda: is_stopped(terminal.process.pid), "the stop")
     assert termios.tcgetattr(terminal.slave) == terminal.modes
-    assert terminal.output.count(LEAVE) == 1
+    wait_for(lambda: terminal.output.count(LEAVE) == 1, "the leaving of the screen")
     terminal.process.send_signal(signal.SIGCONT)
     wait_for(lambda: terminal.output.count(ENTER) == 2 and terminal.shows("q quits"), "the next frame")
     terminal.type(b"q")

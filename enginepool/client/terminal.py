@@ -88,6 +88,7 @@ class Terminal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             with suppress(OSError):  # the terminal may be gone
+                self.clear()  # tmux, once resized, carries lines of this screen over to the one below
                 self._live.stop()
         finally:
             self._give_back_keys()
