@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 
 import psutil
 import pytest
-from conftest import is_alive, wait_for
+from conftest import REPO, is_alive, wait_for
 from kernel import Notebook, open_notebook
 
 from enginepool import Pool
@@ -88,6 +89,17 @@ def test_rerun_cell_ends_its_pool_before_the_new_one_starts(notebook: Notebook) 
     assert notebook.run("%%time\npool = Pool(engine='echo', workers=2)").err == ASSIGNED
     assert notebook.value("alive_at_start, len(known_pids)") == "[[], [], []] 4"
     assert notebook.run("pool.close()").err == ""
+
+
+def test_rerun_cell_of_an_async_pool_ends_it_before_the_new_one_starts(notebook: Notebook) -> None:
+    cell = "pool = await AsyncPool(engine='echo', workers=1)"
+    notebook.run("known_pids.clear(); alive_at_start.clear(); from enginepool import AsyncPool")
+    notebook.run(cell)
+    notebook.run("status = await pool.status(); known_pids += [status.pid, *(worker.pid for worker in status.workers)]")
+    assert notebook.run(cell).err == CLOSED
+    assert notebook.value("alive_at_start") == "[[], []]"
+    assert notebook.value("(await pool.generate('new', {'max_tokens': 3})).text") == "new"
+    assert notebook.run("await pool.close()").err == ""
 
 
 def test_cell_with_a_refused_setting_keeps_the_old_pool(notebook: Notebook, watcher: Pool) -> None:
@@ -240,6 +252,37 @@ def test_end_of_the_kernel_leaves_nothing(end: str) -> None:
             os.kill(notebook.pid, signal.SIGKILL)
             wait_for(lambda: not [pid for pid in left if is_alive(pid)], "the end of dispatcher and worker", 5)
     wait_for(lambda: not [pid for pid in left if is_alive(pid)], "the end of dispatcher and worker", 5)
+
+
+# The example.
+
+
+def _cells_of_the_example() -> list[tuple[str, bool]]:
+    """Source of each code cell, and whether it is the one with the parameters."""
+    cells = json.loads((REPO / "docs" / "examples" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    return [("".join(cell["source"]), "parameters" in cell["metadata"].get("tags", [])) for cell in code]
+
+
+def test_example_notebook_runs_on_the_echo_engine(notebook: Notebook) -> None:
+    parameters = [is_parameters for _, is_parameters in _cells_of_the_example()]
+    assert parameters.count(True) == 1
+    printed = []
+    for source, is_parameters in _cells_of_the_example():
+        ran = notebook.run("SETTINGS = {'engine': 'echo'}" if is_parameters else source)
+        assert (ran.error, ran.err) == (None, "")
+        printed.append(ran.out)
+    assert "".join(printed).splitlines()[-1] == "ready with 1 worker; 24 items ended, 0 failed"
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+def test_example_notebook_runs_as_it_stands(notebook: Notebook) -> None:
+    for source, _ in _cells_of_the_example():
+        assert notebook.run(source).error is None
+
+
+# A real engine.
 
 
 @pytest.mark.vllm
