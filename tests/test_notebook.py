@@ -17,7 +17,7 @@ from enginepool import Pool
 PREPARE = """
 import os, signal, subprocess, threading
 import psutil
-from enginepool import Pool, SamplingParams
+from enginepool import AsyncPool, Pool, SamplingParams
 from enginepool.client.notebook import remember, replace_old_pools
 
 known_pids, alive_at_start = [], []
@@ -93,7 +93,7 @@ def test_rerun_cell_ends_its_pool_before_the_new_one_starts(notebook: Notebook) 
 
 def test_rerun_cell_of_an_async_pool_ends_it_before_the_new_one_starts(notebook: Notebook) -> None:
     cell = "pool = await AsyncPool(engine='echo', workers=1)"
-    notebook.run("known_pids.clear(); alive_at_start.clear(); from enginepool import AsyncPool")
+    notebook.run("known_pids.clear(); alive_at_start.clear()")
     notebook.run(cell)
     notebook.run("status = await pool.status(); known_pids += [status.pid, *(worker.pid for worker in status.workers)]")
     assert notebook.run(cell).err == CLOSED
@@ -216,6 +216,17 @@ def test_interrupted_call_leaves_a_usable_pool_and_no_old_result(notebook: Noteb
     texts = "*(o.text for o in busy.generate_many([f'new {index:02}' for index in range(40)], {'max_tokens': 6}))"
     assert notebook.value(texts).split() == " ".join(f"new {index:02}" for index in range(40)).split()
     wait_for(lambda: watcher.status().in_flight == 0, "the abort of the old items")
+
+
+def test_interrupted_await_leaves_a_usable_pool(notebook: Notebook) -> None:
+    notebook.run("apool = await AsyncPool(engine='echo', workers=1, step_s=0.001)")
+    with Pool.connect(notebook.value("apool.endpoint")) as watcher:
+        interrupter = notebook.interrupt_when(lambda: watcher.status().in_flight > 0, "the call to run")
+        assert notebook.run("await apool.generate('old', SamplingParams(max_tokens=10_000_000))").error == "CancelledError"
+        interrupter.join()
+        wait_for(lambda: watcher.status().in_flight == 0, "the abort of the old item")
+    assert notebook.value("(await apool.generate('new', {'max_tokens': 3})).text") == "new"
+    assert notebook.run("await apool.close()").error is None
 
 
 def test_interrupted_status_leaves_a_usable_pool(notebook: Notebook, watcher: Pool) -> None:

@@ -15,7 +15,7 @@ from enginepool.client.aio_verbs import AsyncVerbs, LoopPost, until
 from enginepool.client.connection import HELLO_TIMEOUT_S, Connection
 from enginepool.client.held import Held
 from enginepool.client.loading import LoadingView, make_loading_view
-from enginepool.client.notebook import remember, replace_old_pools
+from enginepool.client.notebook import keep_awake, remember, replace_old_pools
 from enginepool.client.settings import make_settings
 from enginepool.config import PoolSettings
 from enginepool.errors import EnginePoolError, ForkedPool, InvalidRequest, PoolClosed, PoolError
@@ -110,7 +110,9 @@ class AsyncPool(AsyncVerbs):
         self._held = Held(connection.welcome.endpoint, connection, self._sidecar)
         self._finalizer = weakref.finalize(self, self._held.release)
         connection.watch_owner(loop.is_closed, self._held.release)
-        remember(self, AsyncPool._give_way)
+        if self._sidecar is not None:
+            remember(self, AsyncPool._give_way)
+        keep_awake(loop, lambda: not connection.is_ended)
         self._guard = _release_at_loop_end(self._held)
 
     def __await__(self) -> Generator[Any, None, AsyncPool]:

@@ -7,11 +7,15 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from enginepool.client.cells import Cell, Made, assigned_over, body_of_cell_magic, made_by_last_runs, names_assigned
 
+if TYPE_CHECKING:
+    import asyncio
+
 T = TypeVar("T")
+WAKE_S = 0.25
 
 _remembered: list[tuple[weakref.ref[Any], Cell | None, Callable[[Any], bool]]] = []
 
@@ -44,6 +48,12 @@ def replace_old_pools() -> None:
     num_over = sum(made.give_way(made.pool) for made in over)
     if num_rerun or num_over:
         print(f"enginepool: {_describe(num_rerun, num_over)} (worker memory freed before the new one loads)", file=sys.stderr, flush=True)
+
+
+def keep_awake(loop: asyncio.AbstractEventLoop, is_wanted: Callable[[], bool]) -> None:
+    """Let a notebook's event loop turn now and then: the kernel sees an interrupt of an `await` only when its loop turns."""
+    if is_notebook() and is_wanted():
+        loop.call_later(WAKE_S, keep_awake, loop, is_wanted)
 
 
 def _describe(num_rerun: int, num_over: int) -> str:
