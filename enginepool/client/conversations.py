@@ -129,10 +129,10 @@ def _encode_options(options: ChatOptions) -> bytes:
     try:
         encoded = encode(options)
         decode_options(encoded)  # what a worker could not read, such as a key that is no text
-    except (UnicodeEncodeError, OverflowError, TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"tools or chat_template_kwargs can not be encoded: {describe_encoding_error(error)}") from None
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the chat's options can not be sent: {error}") from None
+    except (UnicodeEncodeError, OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"tools or chat_template_kwargs can not be encoded: {describe_encoding_error(error)}") from None
     return encoded
 
 
