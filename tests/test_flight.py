@@ -308,6 +308,18 @@ def test_check_of_a_lost_pool_raises_and_what_has_ended_can_still_be_taken() -> 
     assert _indexes(flight.take()) == [0]
 
 
+def test_pool_lost_while_refused_items_are_sent_again_hands_out_what_has_ended_first() -> None:
+    connection = FakeConnection(is_silent=True)
+    flight = _flight(connection)
+    flight.start(_jobs(3))
+    connection.refuse(2)
+    connection.answer(0, 1)
+    connection.fails_with, connection.fails_after = PoolLost("gone"), 1
+    assert _indexes(flight.advance()) == [0, 1]
+    with pytest.raises(PoolLost, match="gone"):
+        flight.advance()
+
+
 @pytest.mark.parametrize("value", [[[1, 2]], [{"prompt_token_ids": [1]}], [(1, 2)]], ids=["list", "dict", "tuple"])
 def test_token_ids_are_in_the_output_of_a_failed_item_too(value: list[Any]) -> None:
     connection = FakeConnection(is_silent=True)

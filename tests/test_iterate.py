@@ -308,6 +308,29 @@ def test_pool_that_goes_raises_after_what_had_finished(error: PoolLost | PoolClo
         next(pairs)
 
 
+def test_pool_that_goes_right_after_an_end_still_yields_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = FakeConnection(is_silent=True)
+    mailbox = ThreadMailbox[Output]()
+    window = _window(connection, mailbox)
+    Source(iter(["a"])).pull_into(window)
+    window.flush()
+    take = mailbox.take
+
+    def just_before() -> list[Output]:
+        taken = take()
+        end = next(iter(connection.held.values()), None)
+        connection.answer()
+        if end is not None:
+            end.sink.lose(PoolLost("gone"))
+        return taken
+
+    monkeypatch.setattr(mailbox, "take", just_before)
+    assert window.ready() == []
+    assert [index for index, _ in window.ready()] == [0]
+    with pytest.raises(PoolLost, match="gone"):
+        window.ready()
+
+
 # Leaving early.
 
 

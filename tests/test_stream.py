@@ -308,6 +308,22 @@ def test_stream_of_a_pool_that_goes_yields_what_came_and_raises(error: PoolLost 
         next(stream)
 
 
+def test_stream_of_a_pool_that_goes_right_after_its_end_still_yields_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, connection = _stream()
+    take = stream._end.mailbox.take
+
+    def just_before() -> list[Delta]:
+        taken = take()
+        connection.answer()
+        stream._end.lose(PoolLost("gone"))
+        return taken
+
+    monkeypatch.setattr(stream._end.mailbox, "take", just_before)
+    (last,) = stream
+    assert last.output is not None
+    assert last.output.ok
+
+
 def test_stream_read_on_the_receiving_thread_is_refused() -> None:
     stream, connection = _stream()
     connection.is_own_thread = True

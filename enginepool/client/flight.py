@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from enginepool.client.outputs import Output
 from enginepool.client.requests import Encode, EncodedParams, check_deadline, check_priority, text_of
 from enginepool.client.ticket import Ticket
 from enginepool.clock import monotonic
-from enginepool.errors import Code, EnginePoolError, InvalidRequest, ItemError
+from enginepool.errors import Code, EnginePoolError, InvalidRequest, ItemError, PoolClosed, PoolLost
 from enginepool.protocol import SubmitItem
 
 CHUNK = 64
@@ -90,6 +91,11 @@ class Flight:
         """Whether `advance` has outputs to return."""
         return len(self._inbox.mailbox) > 0
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing more will come; whatever came before lies there when this is true."""
+        return self._inbox.error is not None
+
     def check(self) -> None:
         """Raise PoolLost or PoolClosed when nothing more will come."""
         if self._inbox.error is not None:
@@ -129,7 +135,11 @@ class Flight:
         if self._inbox.refused:
             self._take_back_refused()
         if self._again and monotonic() >= self._again_at:
-            self._send_again()
+            try:
+                self._send_again()
+            except (PoolLost, PoolClosed):
+                if not outputs:
+                    raise  # otherwise what has ended is handed out first, and the next call raises
         return outputs
 
     def take(self) -> list[Output]:
@@ -169,7 +179,9 @@ class Flight:
     def _send_again(self) -> None:
         count = min(self.chunk, self._window_left(), len(self._again))
         if count > 0:
-            self._send([self._sent[self._again.popleft()] for _ in range(count)])
+            self._send([self._sent[index] for index in islice(self._again, count)])
+            for _ in range(count):
+                self._again.popleft()
             self.chunk = min(self._max_chunk, self.chunk * 2)
 
     def _send(self, sent: Sequence[_Sent]) -> None:

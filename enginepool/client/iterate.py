@@ -87,8 +87,9 @@ class Window:
 
     def ready(self) -> list[Pair]:
         """What the caller's loop gets next. Raises PoolLost when nothing more will come."""
+        is_lost = self._flight.is_lost  # looked at first, so that nothing can have come between the last output and this
         outputs = self._flight.advance()
-        if not outputs and not self._flight.has_news:
+        if is_lost and not outputs:
             self._flight.check()
         for output in outputs:
             self._num_failed += output.error is not None

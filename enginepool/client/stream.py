@@ -137,12 +137,13 @@ class _Base:
         """The next delta, or None when one has to wait. Raises StopIteration at the end, PoolLost and its kin."""
         if self._is_over:
             raise StopIteration
+        error = self._end.error  # looked at first, so that nothing can have come between the last delta and this
         if not self._ready:
             self._ready = self._end.mailbox.take()[::-1]
         if not self._ready:
-            if self._end.error is not None:
+            if error is not None:
                 self._is_over = True
-                raise self._end.error
+                raise error
             if self._left_s() == 0.0:
                 self._time_out()
             return None
