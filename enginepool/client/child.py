@@ -80,6 +80,8 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the dispatcher alone; by descriptor, so never somebody who has got its number since."""
+        if self.exit_fd < 0:  # ended and released
+            return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.exit_fd, number)
 

@@ -177,11 +177,11 @@ class AsyncSource(Source):
         """Pull one item each time one is wanted."""
         while True:
             await self._is_wanted.wait()
-            self._is_wanted.clear()
             try:
                 value = await anext(self._async_items)
             except StopAsyncIteration:
                 return
+            self._is_wanted.clear()  # only now: it may have been asked for again meanwhile
             self._pulled.append(value)
             mailbox.poke()
 
