@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from aio_help import LOOPS, Play, join_and_play, run_on
 from vllm_work import CONVERSATIONS, ENGINE_ARGS, GREEDY, KV_BYTES, PROMPTS, SHORT
 
 from enginepool import Pool
@@ -52,6 +53,11 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def wait_for_end(pids: list[int]) -> None:
+    """Wait until all these processes are gone."""
+    wait_for(lambda: not [pid for pid in pids if is_alive(pid)], "the end of the processes", 5)
 
 
 def worker_pids(pool: Pool) -> list[int]:
@@ -140,6 +146,12 @@ def vllm_pool(run_directory: Path, vllm_reference: list[dict[str, Any]]) -> Iter
     """Two real workers with the embedded model, shared by all tests that need no other; started after the reference has ended."""
     with Pool(workers=2, kv_cache_budget_bytes=2 * KV_BYTES, **ENGINE_ARGS) as pool:
         yield pool
+
+
+@pytest.fixture(params=LOOPS)
+def play(request: pytest.FixtureRequest, echo_pool: Pool) -> Play:
+    """Play a scenario on a new event loop, with an AsyncPool that has joined the module's pool."""
+    return lambda scenario: run_on(request.param, join_and_play(echo_pool.endpoint, scenario))
 
 
 class Served:
