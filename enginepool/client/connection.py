@@ -70,6 +70,7 @@ class Connection:
         self._error: EnginePoolError | None = None
         self._is_closing = False
         self._is_ended = False
+        self._has_exited = False
         self._longest_wait_s: float | None = None
         self._is_owner_gone: Callable[[], bool] = lambda: False
         self._release: Callable[[], None] = lambda: None
@@ -221,7 +222,7 @@ class Connection:
     @property
     def _is_gone(self) -> bool:
         """Whether nobody is at the other end; a goodbye would only be waited for in vain."""
-        return self.error is not None and not isinstance(self.error, PoolClosed)
+        return self._has_exited or (self.error is not None and not isinstance(self.error, PoolClosed))
 
     def _check(self) -> None:
         if error := self.error:
@@ -252,7 +253,7 @@ class Connection:
                 break
             if self._pidfd in readable and self._pidfd is not None:
                 self._dealer.unwatch(self._pidfd)
-                lost_at = monotonic()
+                self._has_exited, lost_at = True, monotonic()
             self._receive()
             if lost_at is not None and monotonic() - lost_at > LOSS_GRACE_S:
                 self._lose(PoolLost(f"the pool's dispatcher (pid {self.welcome.pid}) at {self.endpoint} is gone; start it again"))
