@@ -24,6 +24,7 @@ from enginepool import Pool, SamplingParams
 from enginepool.errors import ExitCode
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+START_S = 40.0
 ENTER, LEAVE, HOME, SHOW_CURSOR = "\x1b[?1049h", "\x1b[?1049l", "\x1b[H", "\x1b[?25h"
 
 
@@ -66,8 +67,8 @@ class Terminal:
     def shows(self, text: str) -> bool:
         return any(text in line for line in self.frame)
 
-    def finish(self, timeout_s: float = 20) -> int:
-        code = self.process.wait(timeout_s)
+    def finish(self) -> int:
+        code = self.process.wait(START_S)
         wait_for(lambda: LEAVE in self.output or ENTER not in self.output, "the last output")
         return code
 
@@ -96,9 +97,11 @@ def served(serve: Serve, tmp_path: Path) -> Served:
 @pytest.fixture
 def terminal(served: Served) -> Iterator[Terminal]:
     started = Terminal("status", "--watch", "--interval-s", "0.05")
-    wait_for(lambda: started.shows("last minute"), "the first frame")
-    yield started
-    started.end()
+    try:
+        wait_for(lambda: started.shows("last minute"), "the first frame", START_S)
+        yield started
+    finally:
+        started.end()
 
 
 def check_given_back(terminal: Terminal) -> None:
@@ -201,9 +204,11 @@ def test_silent_dispatcher_is_told_and_holds_up_no_key(terminal: Terminal, serve
 @pytest.mark.usefixtures("fresh_run_dir")
 def test_no_pool_is_told_without_touching_the_terminal() -> None:
     terminal = Terminal("status", "--watch")
-    assert terminal.finish() == ExitCode.NO_DISPATCHER
-    assert ENTER not in terminal.output
-    terminal.end()
+    try:
+        assert terminal.finish() == ExitCode.NO_DISPATCHER
+        assert ENTER not in terminal.output
+    finally:
+        terminal.end()
 
 
 # Without a terminal.
