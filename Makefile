@@ -38,6 +38,7 @@ unit:
 
 bench: install
 	$(BIN)/python bench/dispatch.py
+	$(BIN)/python bench/iter_many.py
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/timings.py
 	$(BIN)/python bench/throughput.py
