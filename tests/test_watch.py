@@ -177,17 +177,18 @@ def test_pool_that_is_killed_ends_it_with_a_message(terminal: Terminal, served: 
     served.process.kill()
     assert terminal.finish() == ExitCode.ALL_WORKERS_FAILED
     check_given_back(terminal)
-    assert f"dispatcher (pid {served.pid})" in terminal.output.rpartition(LEAVE)[2]
+    wait_for(lambda: f"dispatcher (pid {served.pid})" in terminal.output.rpartition(LEAVE)[2], "the message")
 
 
 def test_pool_that_is_drained_ends_it_with_a_message(terminal: Terminal, served: Served) -> None:
     with Pool.connect() as pool:
-        slow = pool.submit("slow", SamplingParams(max_tokens=600))
+        slow = pool.submit("slow", SamplingParams(max_tokens=2000))
         wait_for(lambda: terminal.shows("1 in flight"), "the item")
         served.process.terminate()
+        wait_for(lambda: terminal.shows("draining"), "the drain")
         assert slow.result(timeout=20).ok
     assert terminal.finish() == ExitCode.ALL_WORKERS_FAILED
-    assert "has stopped; it was draining" in terminal.output.rpartition(LEAVE)[2]
+    wait_for(lambda: "has stopped; it was draining" in terminal.output.rpartition(LEAVE)[2], "the message")
 
 
 def test_silent_dispatcher_is_told_and_holds_up_no_key(terminal: Terminal, served: Served) -> None:
