@@ -316,7 +316,7 @@ async def until(connection: Connection, condition: Any, timeout_s: float | None)
     """Wait until a condition on a connection holds; False at the timeout."""
     mailbox, loop = LoopMailbox[None](), asyncio.get_running_loop()
     ends_at = None if timeout_s is None else loop.time() + timeout_s
-    with connection.watched_by(mailbox):
+    with connection.changes.watched_by(mailbox):
         while not condition():
             left_s = None if ends_at is None else ends_at - loop.time()
             if left_s is not None and left_s <= 0:

@@ -13,12 +13,11 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import msgspec
 
 from enginepool import rundir
-from enginepool.client.mailbox import Mailbox
+from enginepool.client.changes import Changes
 from enginepool.client.ticket import Ticket
 from enginepool.clock import monotonic
 from enginepool.errors import EnginePoolError, ItemError, NoDispatcher, PoolClosed, PoolLost
@@ -59,8 +58,7 @@ class Connection:
         self.endpoint = endpoint
         self._is_local = endpoint.startswith(("ipc://", "tcp://127.", "tcp://localhost:"))
         self.welcome: Welcome
-        self._changed = threading.Condition()
-        self._watchers: list[Mailbox[Any]] = []
+        self.changes = Changes()
         self._secret = rundir.read_secret(endpoint)
         self._seqs = itertools.count()
         self._pending: dict[int, Ticket] = {}
@@ -136,7 +134,7 @@ class Connection:
     def status(self, timeout_s: float = STATUS_TIMEOUT_S) -> PoolStatus:
         """Ask the dispatcher for its status. Raises PoolLost when it is gone or silent."""
         with self.asked() as question:
-            self.wait_until(lambda: question.is_over, timeout_s)
+            self.changes.wait_until(lambda: question.is_over, timeout_s)
             return question.answer()
 
     @contextmanager
@@ -154,14 +152,14 @@ class Connection:
     @contextmanager
     def call(self) -> Iterator[None]:
         """Around a call that has items still to submit: `is_idle` counts it too."""
-        with self._changed:
+        with self.changes.lock:
             self._num_calls += 1
         try:
             yield
         finally:
-            with self._changed:
+            with self.changes.lock:
                 self._num_calls -= 1
-            self._tell_watchers()
+            self.changes.tell()
 
     @property
     def is_idle(self) -> bool:
@@ -172,20 +170,6 @@ class Connection:
     def is_ended(self) -> bool:
         """Whether the receiving thread has nothing left to do."""
         return self._is_ended
-
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until a condition on this connection holds; False at the timeout."""
-        with self._changed:
-            return self._changed.wait_for(condition, timeout_s)
-
-    @contextmanager
-    def watched_by(self, mailbox: Mailbox[Any]) -> Iterator[None]:
-        """Poke this mailbox at every change."""
-        self._watchers.append(mailbox)
-        try:
-            yield
-        finally:
-            self._watchers.remove(mailbox)
 
     def abandon(self) -> None:
         """End all that waits with PoolClosed, from whatever thread."""
@@ -242,7 +226,7 @@ class Connection:
             if self._pidfd is not None:
                 os.close(self._pidfd)
             self._is_ended = True
-            self._tell_watchers()
+            self.changes.tell()
 
     def _serve(self) -> None:
         lost_at: float | None = None
@@ -286,7 +270,7 @@ class Connection:
                     pass
             is_news = True
         if is_news:
-            self._tell_watchers()
+            self.changes.tell()
 
     def _on_welcome(self, welcome: Welcome) -> None:
         self.welcome = welcome
@@ -329,13 +313,7 @@ class Connection:
         for sink in sinks.values():
             sink.lose(error)
         self._is_welcome.set()
-        self._tell_watchers()
-
-    def _tell_watchers(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-        for mailbox in tuple(self._watchers):
-            mailbox.poke()
+        self.changes.tell()
 
 
 class Question:

@@ -29,7 +29,7 @@ def stop(endpoint: str | None) -> int:
 
 
 def _wait(connection: Connection, timeout_s: float | None) -> int:
-    is_gone = connection.wait_until(lambda: connection.is_lost, timeout_s)
+    is_gone = connection.changes.wait_until(lambda: connection.is_lost, timeout_s)
     connection.close()
     print("stopped" if is_gone else "the dispatcher has not stopped yet", file=sys.stderr)
     return ExitCode.OK if is_gone else ExitCode.FAILED

@@ -136,7 +136,7 @@ class Pool(Verbs):
             self._is_closed = True
             try:
                 if drain and (connection := self._held.connection) is not None:
-                    connection.wait_until(lambda: connection.is_idle, self._drain_timeout_s)
+                    connection.changes.wait_until(lambda: connection.is_idle, self._drain_timeout_s)
             finally:  # an interrupt of the drain must not leave the pool running
                 self._is_released = True
                 self._release()
@@ -183,7 +183,7 @@ class Pool(Verbs):
         except (PoolError, PoolClosed):
             return
         if sidecar.wait(self._shutdown_timeout_s + 2):
-            connection.wait_until(lambda: connection.is_lost, 1.0)  # its last results are read before it is let go
+            connection.changes.wait_until(lambda: connection.is_lost, 1.0)  # its last results are read before it is let go
 
     def _usable(self, *, waits: bool = True) -> Connection:
         if self._held.is_foreign:
