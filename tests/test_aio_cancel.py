@@ -167,6 +167,10 @@ def test_stream_ends_by_block_close_exception_and_collection(play: Play) -> None
         with pytest.raises(ZeroDivisionError):
             await fail()
         await until_in_hand(pool, 0)
+        texts = (delta.text async for delta in pool.stream("item", ENDLESS))  # what a web framework is given
+        assert await anext(texts) == "i"
+        await texts.aclose()
+        await until_in_hand(pool, 0)
         dropped = pool.stream("item", ENDLESS)
         await until_in_hand(pool, 1)
         del dropped

@@ -19,10 +19,8 @@ from enginepool import (
     AsyncPool,
     InvalidRequest,
     NoDispatcher,
-    Output,
     Pool,
     PoolClosed,
-    PoolLost,
     SamplingParams,
     SettingsError,
     StartError,
@@ -139,7 +137,16 @@ def test_bare_close_of_the_loop_leaves_nothing(loop_kind: str) -> None:
     wait_for(lambda: not _threads(), "the end of the thread", 5)
 
 
-def test_dropped_pool_leaves_nothing(loop_kind: str) -> None:
+def test_dropped_pool_leaves_nothing_and_does_not_block(loop_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting: set[threading.Thread] = set()
+    wait = Child.wait
+
+    def noted(child: Child, timeout_s: float | None) -> bool:
+        waiting.add(threading.current_thread())
+        return wait(child, timeout_s)
+
+    monkeypatch.setattr(Child, "wait", noted)
+
     async def main() -> None:
         pool = await echo()
         tree = await _tree(pool)
@@ -148,6 +155,7 @@ def test_dropped_pool_leaves_nothing(loop_kind: str) -> None:
         await eventually(lambda: not [pid for pid in tree if is_alive(pid)], "the end of the processes")
 
     run_on(loop_kind, main())
+    assert threading.main_thread() not in waiting
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout", "close", "close-drain-false", "end-of-loop"])
@@ -314,53 +322,3 @@ def test_close_of_a_frozen_dispatcher_waits_on_the_loop_alone(monkeypatch: pytes
     folder = Path(os.environ["ENGINEPOOL_RUN_DIR"])
     for left in folder.iterdir():  # a dispatcher that was killed hard cleans nothing up
         left.unlink()
-
-
-def test_killed_dispatcher_is_pool_lost_for_all_who_wait(loop_kind: str, fresh_run_dir: Path) -> None:
-    async def main() -> None:
-        async with echo(max_num_seqs=64) as pool:
-            tree = await _tree(pool)
-            stream = pool.stream("item", ENDLESS)
-            await anext(stream)
-            many = asyncio.ensure_future(pool.generate_many(["item"] * 4, [FIVE, ENDLESS, FIVE, ENDLESS]))
-            waits = [
-                asyncio.ensure_future(pool.generate("item", ENDLESS)),
-                asyncio.ensure_future(anext(pool.iter_many(["item"] * 3, ENDLESS))),
-                asyncio.ensure_future(_last(stream)),
-                pool.submit("item", ENDLESS),
-            ]
-            await until_in_hand(pool, 8)
-            os.kill(tree[0], signal.SIGKILL)
-            ended = await asyncio.gather(*waits, return_exceptions=True)
-            assert [type(one) for one in ended] == [PoolLost] * 4
-            with pytest.raises(PoolLost, match="2 of 4") as lost:
-                await many
-            assert [output.index for output in lost.value.outputs if isinstance(output, Output)] == [0, 2]
-            for ask in (pool.generate("item"), pool.status(), pool.generate_many(["item"])):
-                with pytest.raises(PoolLost):
-                    await ask
-            wait_for_end(tree)
-
-    run_on(loop_kind, main())
-    for left in fresh_run_dir.iterdir():
-        left.unlink()
-
-
-async def _last(things: Any) -> Any:
-    last = None
-    async for thing in things:
-        last = thing
-    return last
-
-
-def test_killed_worker_is_not_noticed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with AsyncPool(engine="echo", workers=2, step_s=0.001) as pool:
-            many = asyncio.ensure_future(pool.generate_many(["item"] * 40, SamplingParams(max_tokens=200)))
-            await until_in_hand(pool, 40)
-            worker = (await pool.status()).workers[0].pid
-            assert worker is not None
-            os.kill(worker, signal.SIGKILL)
-            assert all(output.ok for output in await many)
-
-    asyncio.run(main())

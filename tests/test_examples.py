@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ class Run:
 
     def __init__(self, *arguments: str, jobs: list[dict[str, Any]] | None = None) -> None:
         command = [sys.executable, str(SCHEDULER), *arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True)
         self.lines: list[str] = []
         self.stderr = ""
         assert self.process.stdin is not None
@@ -48,16 +50,27 @@ class Run:
 
     def finish(self) -> tuple[int, int, int, int]:
         """Wait for a good end with nothing left; returns the printed numbers: taken, ok, failed, cancelled."""
-        stdout, self.stderr = self.process.communicate(timeout=100)
-        assert self.process.returncode == 0, self.stderr
+        assert self.process.stdout is not None
+        self.lines += self.process.stdout.readlines()  # `communicate` would miss what lies in the buffer of `read`
+        code = self.process.wait(20)
+        self._stderr.seek(0)
+        self.stderr = self._stderr.read()
+        assert code == 0, self.stderr
         assert "Traceback" not in self.stderr
         wait_for_end(self.pids)
-        self.lines += stdout.splitlines(keepends=True)
         match = SUM.fullmatch(self.lines.pop().strip())
         assert match is not None
         taken, ok, failed, cancelled = map(int, match.groups())
         assert taken == ok + failed + cancelled
         return taken, ok, failed, cancelled
+
+    def end(self) -> None:
+        """Make sure that it is gone."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._stderr.close()
 
     @property
     def finished(self) -> list[str]:
@@ -71,8 +84,7 @@ def runs(fresh_run_dir: Path) -> Iterator[list[Run]]:
     started: list[Run] = []
     yield started
     for run in started:
-        run.process.kill()
-        run.process.communicate()
+        run.end()
     wait_for(lambda: not list(fresh_run_dir.glob("*")), "the clean-up of the run directory", 5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import weakref
 from collections.abc import AsyncGenerator, Generator
@@ -107,9 +108,11 @@ class AsyncPool(AsyncVerbs):
 
     def _hold(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self._loop_post = LoopPost()
-        self._held = Held(connection.welcome.endpoint, connection, self._sidecar)
-        self._finalizer = weakref.finalize(self, self._held.release)
-        connection.watch_owner(loop.is_closed, self._held.release)
+        self._held = held = Held(connection.welcome.endpoint, connection, self._sidecar)
+        self._finalizer = weakref.finalize(self, held.let_go)
+        self._finalizer.atexit = False
+        atexit.register(held.release)
+        connection.watch_owner(lambda: held.is_let_go or loop.is_closed(), held.release)
         if self._sidecar is not None:
             remember(self, AsyncPool._give_way)
         keep_awake(loop, lambda: not connection.is_ended)
@@ -181,6 +184,7 @@ class AsyncPool(AsyncVerbs):
         if self._sidecar is not None:
             await self._sidecar.killed()
         self._finalizer.detach()
+        atexit.unregister(held.release)
         if self._guard is not None:
             await self._guard.aclose()
 
@@ -271,4 +275,5 @@ async def _release_at_loop_end(held: Held) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        held.release()
+        if not held.is_let_go:
+            held.release()

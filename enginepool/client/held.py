@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 
@@ -20,6 +21,7 @@ class Held:
         self._pid = None if connection is None else os.getpid()
         self._lock = threading.RLock()  # a signal handler may close in the middle of a connect
         self._is_closed = False
+        self.is_let_go = False
 
     @property
     def is_foreign(self) -> bool:
@@ -52,8 +54,13 @@ class Held:
             if self.connection is not None:
                 self.connection.close()
 
+    def let_go(self) -> None:
+        """Garbage collection on an event loop ends here: it must not wait, so the receiving thread does the rest."""
+        self.is_let_go = True
+
     def release(self) -> None:
         """Garbage collection and interpreter exit end here: no draining, nothing left behind."""
+        atexit.unregister(self.release)
         if self._pid != os.getpid():
             return
         if self.connection is not None:
