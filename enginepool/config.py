@@ -171,8 +171,14 @@ def build_settings(values: Mapping[str, Any], source: str = "settings") -> PoolS
         return msgspec.convert(dict(values), PoolSettings, strict=False)
     except msgspec.ValidationError as error:
         cause = error.__cause__
-        text = str(cause) if isinstance(cause, SettingsError) else str(error).replace("`$.", "`")
+        text = str(cause) if isinstance(cause, SettingsError) else _with_choices(str(error).replace("`$.", "`"))
         raise SettingsError(f"{source}: {text}") from None
+
+
+def _with_choices(text: str) -> str:
+    """msgspec says which word is wrong, but not which are right."""
+    named = next((item for item in iter_settings() if text.startswith("Invalid enum value") and text.endswith(f"`{item.name}`")), None)
+    return text if named is None or named.choices is None else f"{text}; choose one of {', '.join(named.choices)}"
 
 
 def nearest_setting(name: str) -> str | None:

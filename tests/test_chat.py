@@ -293,3 +293,16 @@ def test_stream_of_a_bad_conversation_is_one_delta_with_its_error(echo_pool: Poo
     (last,) = echo_pool.stream_chat([*HELLO, *HELLO], FIVE, chat_template=STRICT)
     assert last.output is not None
     assert "roles must alternate" in str(last.output.error)
+
+
+def test_unknown_template_name_is_refused_not_prompted(echo_pool: Pool) -> None:
+    error = echo_pool.chat(HELLO, FIVE, chat_template="tool_use").error
+    assert error is not None
+    assert "no chat template named 'tool_use'" in error.message
+
+
+def test_pool_format_may_be_a_path_object(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_text("[{{ messages[0].content }}]")
+    with Pool(engine="echo", workers=1, request_format=path) as pool:
+        assert pool.chat(HELLO, FIVE).prompt == "[hello]"

@@ -231,3 +231,8 @@ def test_unknown_variables_are_told_with_the_name_meant() -> None:
         "the environment variable ENGINEPOOL_RUNDIR means nothing to enginepool; did you mean ENGINEPOOL_RUN_DIR?",
         "the environment variable ENGINEPOOL_WORKER means nothing to enginepool; did you mean ENGINEPOOL_WORKERS?",
     ]
+
+
+def test_wrong_word_is_answered_with_the_right_ones() -> None:
+    with pytest.raises(SettingsError, match=r"'jsn'.*`log_format`; choose one of text, json"):
+        build_settings({"log_format": "jsn"})

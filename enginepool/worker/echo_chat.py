@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from enginepool.chat_format import DEFAULT_TEMPLATE, MODEL, PLAIN, RequestFormat, apply_template, join_plain
+from enginepool.chat_format import DEFAULT_TEMPLATE, PLAIN, RequestFormat, apply_template, join_plain
 from enginepool.errors import Code
 from enginepool.payload import ChatOptions, ChatRequest, decode_options
-from enginepool.worker.engine import RefusedItem, choose_format
+from enginepool.worker.engine import NO_TEMPLATE, RefusedItem, check_template_name, choose_format
 
 ECHO_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -18,6 +18,7 @@ def render_echo(request: ChatRequest, pool_format: RequestFormat, own_template: 
     """The prompt's text. Raises RefusedItem."""
     options = decode_options(request.options)
     chosen = choose_format(options, pool_format)
+    check_template_name(chosen.template, [])
     try:
         if chosen.kind == PLAIN:
             return join_plain(request.messages)
@@ -30,7 +31,7 @@ def render_echo(request: ChatRequest, pool_format: RequestFormat, own_template: 
 
 def _apply(template: str | None, messages: list[dict[str, Any]], options: ChatOptions) -> str:
     if template is None:
-        raise ValueError(f"the model has no chat template; give chat_template, or another request_format than {MODEL!r}")
+        raise ValueError(NO_TEMPLATE)
     shown = [message | {"content": message.get("content") or ""} for message in messages]
     values = {"tools": options.tools, "add_generation_prompt": options.add_generation_prompt} | (options.chat_template_kwargs or {})
     text = apply_template(template, shown, values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -102,12 +102,22 @@ class Engine(Protocol):
         """Release everything."""
 
 
+NO_TEMPLATE = "the model has no chat template; give a chat_template, or request_format plain or default-template"
+
+
 def choose_format(options: ChatOptions, pool_format: RequestFormat) -> RequestFormat:
     """A call's own format, else the pool's. Raises RefusedItem for tools that the format has no place for."""
     chosen = pool_format if options.request_format is None else RequestFormat(options.request_format, options.chat_template)
     if chosen.kind == PLAIN and options.tools:
         raise RefusedItem(Code.INVALID_REQUEST, "plain format has no place for tools; give a chat_template or another request_format")
     return chosen
+
+
+def check_template_name(template: str | None, names: Sequence[str]) -> None:
+    """A word names one of the tokenizer's templates; an unknown one would be taken for the prompt itself. Raises RefusedItem."""
+    if template is not None and "{" not in template and template not in names:
+        known = f"its tokenizer has {', '.join(names)}" if names else "its tokenizer names none"
+        raise RefusedItem(Code.INVALID_REQUEST, f"the model has no chat template named {template!r}: {known}; give a template's text")
 
 
 def hint_for(error: BaseException) -> str:

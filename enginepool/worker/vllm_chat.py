@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from enginepool.chat_format import DEFAULT_TEMPLATE, PLAIN, RequestFormat, join_plain
 from enginepool.errors import Code
 from enginepool.payload import ChatOptions, ChatRequest, decode_options
-from enginepool.worker.engine import RefusedItem, choose_format
+from enginepool.worker.engine import RefusedItem, check_template_name, choose_format
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -32,7 +32,8 @@ class ChatRenderer:
         chosen = choose_format(options, self._pool_format)
         if chosen.kind == PLAIN:
             return self._render_plain(request)
-        self._check_template_name(chosen.template)
+        own = getattr(self._llm.get_tokenizer(), "chat_template", None)
+        check_template_name(chosen.template, sorted(own) if isinstance(own, dict) else [])
         try:
             return self._render_template(request, options, chosen.template)
         except ValueError as error:
@@ -58,13 +59,3 @@ class ChatRenderer:
             continue_final_message=options.continue_final_message,
             tools=options.tools,
         )
-
-    def _check_template_name(self, template: str | None) -> None:
-        """A word is the name of one of the tokenizer's templates; transformers would take an unknown one for the prompt itself."""
-        if template is None or "{" in template:
-            return
-        own = getattr(self._llm.get_tokenizer(), "chat_template", None)
-        names = sorted(own) if isinstance(own, dict) else []
-        if template not in names:
-            known = f"its tokenizer has {', '.join(names)}" if names else "its tokenizer names none"
-            raise RefusedItem(Code.INVALID_REQUEST, f"the model has no chat template named {template!r}: {known}; give a template's text")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import vllm
 from vllm import LLM
 from vllm.exceptions import VLLMClientError
+from vllm.renderers.chat_utils import ChatTemplateResolutionError
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -25,7 +26,7 @@ from enginepool.errors import Code
 from enginepool.handover import EngineSpec
 from enginepool.payload import ChatRequest, CompletionOutput, GenerateResult, Logprob, Logprobs, Request, decode_params
 from enginepool.status import Load
-from enginepool.worker.engine import EngineInfo, Event, Finished, RefusedItem, Scope, StartRefused, Streamed, hint_for
+from enginepool.worker.engine import NO_TEMPLATE, EngineInfo, Event, Finished, RefusedItem, Scope, StartRefused, Streamed, hint_for
 from enginepool.worker.vllm_args import engine_arguments
 from enginepool.worker.vllm_chat import ChatRenderer
 from enginepool.worker.vllm_stats import IterationTap
@@ -264,4 +265,6 @@ def _code_of(error: Exception) -> Code:
 
 
 def _message_of(error: Exception) -> str:
+    if isinstance(error, ChatTemplateResolutionError):
+        return NO_TEMPLATE
     return str(error) if isinstance(error, VLLMClientError | ValueError) and str(error) else f"{type(error).__name__}: {error}"
