@@ -9,6 +9,7 @@
 | c   | raw in-process engines, one a worker, with the pool's cores, threads and KV bytes; split by tokens beforehand |
 | d   | the pool, continuous                                                                                         |
 | e   | the pool, static batches of 32                                                                               |
+| f   | the pool with one worker, which has all cores, continuous                                                    |
 
 Output lengths are exponential (mean 50, clipped to 4–200), set by `max_tokens` with `ignore_eos`; greedy; every engine has
 max_num_seqs 32, max_model_len 1024, enforce_eager. Row c knows all lengths and divides them longest first (LPT), so no
@@ -16,7 +17,7 @@ scheduler can share the work better; each engine gets its whole share at once, i
 Rows a and b leave everything else to vLLM, except that their KV memory is what the pool's workers have together: vLLM's
 default is 0.92 of the NUMA node, and it refuses to start beside anything else. KV memory is resident from the start, so it is
 kept to what 32 of these sequences can fill (`--kv-mib` a worker). Every round has prompts that no prefix
-cache has seen, the same for all rows. Engines stay loaded and the rows run in turns, a b c d e a b …, one at a time; with
+cache has seen, the same for all rows. Engines stay loaded and the rows run in turns, a b c d e f a b …, one at a time; with
 `--reload` each row is loaded, warmed up and ended in every round (for machines with less memory). The first round warms up
 and is discarded. Tokens/s are generated tokens ÷ wall time of the round; the idle tail is the time between the first and
 the last worker's end.
@@ -51,6 +52,7 @@ ROWS = {
     "c": "raw engines, perfect split",
     "d": "pool, continuous",
     "e": "pool, static batches",
+    "f": "pool of one worker with all cores",
 }
 
 
@@ -137,7 +139,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32, help="size of the static batches in a and e")
     parser.add_argument("--kv-mib", type=int, default=512, help="KV cache of each worker in MiB (a and b: of all workers together)")
-    parser.add_argument("--rows", default="abcde", help="which rows to run (default abcde)")
+    parser.add_argument("--rows", default="abcdef", help="which rows to run (default abcdef)")
     parser.add_argument("--prompts", type=int, help="prompts a round (default 96, quick 16)")
     parser.add_argument("--rounds", type=int, help="rounds that count (default 5, quick 1)")
     parser.add_argument("--reload", action="store_true", help="load each row's engines anew in every round")
@@ -189,8 +191,9 @@ def _load(row: str, args: argparse.Namespace, stack: ExitStack) -> Engines:
         children = [stack.enter_context(Child("raw_engine.py", env=environment(plan), cpus=plan.cpus)) for plan in pinned]
         return RawEngines(children, [inproc_args(args.model, plan) for plan in pinned])
     batch_size = args.batch_size if row == "e" else None
-    pool = Pool(args.model, workers=args.workers, batch_size=batch_size, kv_cache_budget_bytes=kv_bytes, **ENGINE_ARGS)
-    return PoolEngines(stack.enter_context(pool), args.workers)
+    workers = 1 if row == "f" else args.workers
+    pool = Pool(args.model, workers=workers, batch_size=batch_size, kv_cache_budget_bytes=kv_bytes, **ENGINE_ARGS)
+    return PoolEngines(stack.enter_context(pool), workers)
 
 
 def _print(rounds: Mapping[str, Sequence[Round]]) -> None:
