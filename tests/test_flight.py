@@ -261,7 +261,7 @@ def test_end_of_a_sent_item_aborts_it_and_drops_what_still_comes() -> None:
     connection = FakeConnection(is_silent=True)
     flight, jobs = _flight(connection), _jobs(2)
     flight.start(jobs)
-    output = flight.end(jobs[0], TIMEOUT)
+    (output,) = flight.end(jobs[:1], TIMEOUT)
     assert (output.index, output.error, output.prompt) == (0, TIMEOUT, "p0")
     assert (connection.aborted, flight.num_open) == ([0], 1)
     connection.answer()
@@ -270,7 +270,7 @@ def test_end_of_a_sent_item_aborts_it_and_drops_what_still_comes() -> None:
 
 def test_end_of_an_item_that_was_not_sent_has_its_name_and_text() -> None:
     connection = FakeConnection()
-    output = _flight(connection).end(Job(7, "late", PARAMS, "mine"), TIMEOUT)
+    (output,) = _flight(connection).end([Job(7, "late", PARAMS, "mine")], TIMEOUT)
     assert (output.index, output.request_id, output.prompt, output.error) == (7, "mine", "late", TIMEOUT)
     assert connection.aborted == []
 

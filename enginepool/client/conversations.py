@@ -51,6 +51,9 @@ class ChatEncoder:
     """Encodes the conversations of one call, all with the same options."""
 
     def __init__(self, keywords: Mapping[str, Any]) -> None:
+        if unknown := sorted(set(keywords) - set(ChatKeywords.__annotations__)):
+            known = ", ".join(ChatKeywords.__annotations__)
+            raise TypeError(f"there is no keyword {unknown[0]!r}; those for rendering are {known}")
         self._options = msgspec.Raw(_encode_options(make_options(**keywords)))
 
     def __call__(self, messages: Any, params: EncodedParams, max_frame_bytes: int, *, is_stream: bool = False) -> Encoded | ItemError:

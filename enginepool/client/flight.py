@@ -150,13 +150,13 @@ class Flight:
         self._limit += len(outputs)
         return outputs
 
-    def end(self, job: Job, error: ItemError) -> Output:
-        """The output of a job that ends here, started or not; what still comes for it is dropped."""
-        sent = self._sent.pop(job.index, None)
-        if sent is not None:
-            self._connection.give_up([sent.ticket.seq])
-        ticket = self._ticket(job, monotonic()) if sent is None else sent.ticket
-        return ticket.failed(error, self._connection.welcome.anchor, monotonic())
+    def end(self, jobs: Sequence[Job], error: ItemError) -> list[Output]:
+        """The outputs of jobs that end here, started or not; what still comes for them is dropped."""
+        now = monotonic()
+        sent = [self._sent.pop(job.index, None) for job in jobs]
+        self._connection.give_up([one.ticket.seq for one in sent if one is not None])
+        tickets = [self._ticket(job, now) if one is None else one.ticket for job, one in zip(jobs, sent, strict=True)]
+        return [ticket.failed(error, self._connection.welcome.anchor, now) for ticket in tickets]
 
     def abort(self) -> None:
         """Nobody wants the rest any more."""

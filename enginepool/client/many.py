@@ -98,9 +98,8 @@ class ManyCall:
     def _end_rest(self) -> None:
         """At the timeout: what has ended unseen is taken, what is missing gets its error here."""
         self._place_all(self._flight.take())
-        for index, output in enumerate(self._outputs):
-            if output is None:
-                self._place(self._flight.end(self._jobs[index], TIMEOUT))
+        missing = [self._jobs[index] for index, output in enumerate(self._outputs) if output is None]
+        self._place_all(self._flight.end(missing, TIMEOUT))
 
     def _with_outputs(self, error: PoolLost) -> PoolLost:
         self._place_all(self._flight.take())
