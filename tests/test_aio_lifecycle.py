@@ -116,7 +116,9 @@ def test_loop_that_ends_without_a_close_leaves_nothing(loop_kind: str) -> None:
         await until_in_hand(KEPT[0], 1)
         return await _tree(KEPT[0])
 
-    wait_for_end(run_on(loop_kind, main()))
+    tree = run_on(loop_kind, main())
+    assert not is_alive(tree[0])  # the loop's own end has taken the dispatcher with it
+    wait_for_end(tree)
     wait_for(lambda: not _threads(), "the end of the thread", 5)
     with pytest.raises(PoolClosed, match="event loop"):
         run_on(loop_kind, KEPT[0].generate("item"))

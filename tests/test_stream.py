@@ -262,7 +262,7 @@ def test_stream_at_its_time_limit_ends_with_the_text_so_far_and_aborts() -> None
     assert len(connection.aborted) == 1
 
 
-@pytest.mark.parametrize("leave", ["close", "with", "del", "cycle"])
+@pytest.mark.parametrize("leave", ["close", "with", "loop", "del", "cycle"])
 def test_stream_that_is_left_aborts_its_item_once(leave: str) -> None:
     stream, connection = _stream()
     _say(connection, "part")
@@ -274,6 +274,10 @@ def test_stream_that_is_left_aborts_its_item_once(leave: str) -> None:
     elif leave == "with":
         with stream:
             pass
+    elif leave == "loop":
+        _say(connection, "more")
+        for _ in stream:
+            break
     elif leave == "cycle":
         gc.disable()
         stream.myself = stream  # type: ignore[attr-defined]
