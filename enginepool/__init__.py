@@ -126,3 +126,8 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'enginepool' has no attribute {name!r}")
     return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, for those who explore."""
+    return [*__all__, "__version__"]

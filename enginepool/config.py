@@ -178,7 +178,11 @@ def build_settings(values: Mapping[str, Any], source: str = "settings") -> PoolS
 def _with_choices(text: str) -> str:
     """msgspec says which word is wrong, but not which are right."""
     named = next((item for item in iter_settings() if text.startswith("Invalid enum value") and text.endswith(f"`{item.name}`")), None)
-    return text if named is None or named.choices is None else f"{text}; choose one of {', '.join(named.choices)}"
+    if named is None:
+        return text
+    words = [word for part in (named.type, *get_args(named.type)) if get_origin(part) is Literal for word in get_args(part)]
+    number = "a whole number or " if int in get_args(named.type) else ""
+    return f"{text}; write {number}{' or '.join(words)}" if words else text
 
 
 def nearest_setting(name: str) -> str | None:

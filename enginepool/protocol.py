@@ -4,7 +4,7 @@ A message is a header frame (msgpack, an array whose first element is the tag) a
 payload frame an item::
 
     client ── Hello Submit* Abort GetStatus Drain Stop Ping Bye ──▶ dispatcher ── Lease* Abort Drain Stop ──▶ worker
-    client ◀── Welcome Rejected Refused Delta* Result* Status Pong ── dispatcher ◀── Enroll Stage StartFailed Ready ── worker
+    client ◀── Welcome Rejected Refused Delta* Result* Status Stopping Pong ── dispatcher ◀── Enroll Stage StartFailed Ready ── worker
                                                         dispatcher ◀── Window Delta* Done* Heartbeat Goodbye ── worker
 
 A client names an item by its own `seq`; towards a worker the dispatcher names the attempt by a `lease` number that it
@@ -157,6 +157,13 @@ class Status(Message, frozen=True):
     status: PoolStatus
 
 
+class Stopping(Message, frozen=True):
+    """The pool's last word: it ends with this exit code, and so many unfinished items of all clients went back as retryable."""
+
+    exit_code: int
+    num_returned: int
+
+
 class Pong(Message, frozen=True):
     """The answer to Ping."""
 
@@ -243,7 +250,7 @@ class Lease(Message, frozen=True):
 
 
 ClientMessage = Hello | Submit | Abort | GetStatus | Drain | Stop | Ping | Bye
-ToClient = Welcome | Rejected | Refused | Delta | Result | Status | Pong
+ToClient = Welcome | Rejected | Refused | Delta | Result | Status | Stopping | Pong
 WorkerMessage = Enroll | Stage | StartFailed | Ready | Window | Delta | Done | Heartbeat | Goodbye
 ToWorker = Lease | Abort | Drain | Stop | Rejected
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -106,7 +107,7 @@ def coerce_params(value: Any) -> SamplingParams | None:
     try:
         params = msgspec.convert(fields, SamplingParams)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"sampling params: {_named(str(error))}") from None
+        raise InvalidRequest(f"sampling params: {_named(str(error))}{_meant(fields)}") from None
     _refuse_nonsense(params)
     return params
 
@@ -171,6 +172,18 @@ def _refuse_nonsense(params: SamplingParams) -> None:
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
     if "" in stops:
         raise InvalidRequest("sampling params: `stop` must not hold an empty string: it would match at once")
+
+
+_MOVED = {f"guided_{name}": f"structured_outputs={{{name!r}: …}}" for name in ("json", "regex", "choice", "grammar", "json_object")}
+
+
+def _meant(fields: Mapping[str, Any]) -> str:
+    """What an unknown field was probably meant to be."""
+    unknown = next((str(name) for name in fields if name not in SamplingParams.__struct_fields__), None)
+    if unknown is None:
+        return ""
+    near = _MOVED.get(unknown) or next(iter(difflib.get_close_matches(unknown, SamplingParams.__struct_fields__, 1)), None)
+    return f"; did you mean {near}?" if near else ""
 
 
 def _named(message: str) -> str:

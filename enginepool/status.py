@@ -113,7 +113,10 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
 
 class PoolStatus(msgspec.Struct, frozen=True):
-    """The whole pool. `pid` is the dispatcher's; `backlog` counts items that wait for a worker; `latency` is None in an idle minute."""
+    """The whole pool. `pid` is the dispatcher's; `backlog` counts items that wait for a worker; `latency` is None in an idle minute.
+
+    `finished` counts all items that have ended: among them `failed` with an error, and `aborted` because their client wanted it.
+    """
 
     pool_id: str
     pid: int
@@ -133,3 +136,4 @@ class PoolStatus(msgspec.Struct, frozen=True):
     dropped_log_lines: int
     workers: list[WorkerStatus]
     latency: LatencySummary | None = None
+    aborted: int = 0

@@ -259,7 +259,7 @@ def test_bad_conversation_fails_alone_between_good_ones(echo_pool: Pool, bad: An
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        pytest.param([{"type": "image_url", "image_url": {"url": "x"}}], "no place for content of type image_url", id="image"),
+        pytest.param([{"type": "image_url", "image_url": {"url": "x"}}], "a content part of type 'image_url' is not supported", id="image"),
         pytest.param(None, "the conversation has no content", id="nothing"),
     ],
 )

@@ -234,5 +234,7 @@ def test_unknown_variables_are_told_with_the_name_meant() -> None:
 
 
 def test_wrong_word_is_answered_with_the_right_ones() -> None:
-    with pytest.raises(SettingsError, match=r"'jsn'.*`log_format`; choose one of text, json"):
+    with pytest.raises(SettingsError, match=r"'jsn'.*`log_format`; write text or json"):
         build_settings({"log_format": "jsn"})
+    with pytest.raises(SettingsError, match=r"`workers`; write a whole number or auto"):
+        build_settings({"workers": "two"})

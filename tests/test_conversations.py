@@ -15,6 +15,7 @@ from enginepool.payload import ChatOptions, ChatRequest, decode_options, decode_
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 PARAMS = encode_sampling({"max_tokens": 5})
+IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}
 HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
@@ -177,8 +178,12 @@ def test_conversation_of_pydantic_objects_is_taken() -> None:
         pytest.param(None, "a conversation is a list of messages .* not NoneType", id="none"),
         pytest.param(iter(HELLO), "a conversation is a list of messages .* not list_iterator", id="iterator"),
         pytest.param([], "the conversation has no messages", id="nothing"),
-        pytest.param([*HELLO, "hello"], "message 1 is a dict with role and content, not str", id="text-among-messages"),
-        pytest.param([*HELLO, None], "message 1 is a dict with role and content, not NoneType", id="none-among-messages"),
+        pytest.param([*HELLO, "hello"], "message 1 must be a dict with role and content, not str", id="text-among-messages"),
+        pytest.param([*HELLO, None], "message 1 must be a dict with role and content, not NoneType", id="none-among-messages"),
+        pytest.param([HELLO, HELLO], "message 0 must be a dict .* use chat_many", id="conversations-as-one"),
+        pytest.param([{"role": "user", "content": [IMAGE]}], "message 0: a content part of type 'image_url' is not supported", id="image"),
+        pytest.param([{"role": "user", "content": [{"image_url": "x"}]}], "message 0: a content part of type None", id="image-unnamed"),
+        pytest.param([{"role": "user", "content": ["a", 5]}], "message 0: a content part of type int", id="number-as-part"),
         pytest.param([{"content": "x"}], "message 0: role must be text, not None", id="no-role"),
         pytest.param([{"role": "", "content": "x"}], "message 0: role must be text, not ''", id="empty-role"),
         pytest.param([{"role": 5, "content": "x"}], "message 0: role must be text, not 5", id="number-for-a-role"),
@@ -206,7 +211,7 @@ def test_conversation_nested_without_end_is_its_own_error() -> None:
     deep: Any = "x"
     for _ in range(100_000):
         deep = [deep]
-    error = _encode([{"role": "user", "content": deep}])
+    error = _encode([{"role": "user", "content": "x", "extra": deep}])
     while isinstance(deep, list):  # taken apart, so that its own destruction is not as deep
         deep = deep.pop()
     assert isinstance(error, ItemError)

@@ -38,6 +38,7 @@ from enginepool.protocol import (
     StartFailed,
     Status,
     Stop,
+    Stopping,
     Submit,
     SubmitItem,
     Welcome,
@@ -70,6 +71,7 @@ TO_CLIENT: list[Message] = [
     Delta([1, 2]),
     Result([ResultItem(1, 0, 2, 10.5, None), ResultItem(2, None, 0, 10.5, 11.5, ERROR), ResultItem(3, 0, 1, 1.5, 2.5, None, STAMPS)]),
     Status(7, STATUS),
+    Stopping(7, 12),
     Pong(7),
 ]
 FROM_WORKER: list[Message] = [

@@ -35,6 +35,7 @@ from enginepool.protocol import (
     Rejected,
     Result,
     Status,
+    Stopping,
     Submit,
     SubmitItem,
     Welcome,
@@ -66,6 +67,7 @@ class Connection:
         self._dealer = Dealer(endpoint)
         self._pidfd: int | None = None
         self._error: EnginePoolError | None = None
+        self.farewell: Stopping | None = None
         self._is_closing = False
         self._is_ended = False
         self._has_exited = False
@@ -240,10 +242,15 @@ class Connection:
                 self._has_exited, lost_at = True, monotonic()
             self._receive()
             if lost_at is not None and monotonic() - lost_at > LOSS_GRACE_S:
-                self._lose(PoolLost(f"the pool's dispatcher (pid {self.welcome.pid}) at {self.endpoint} is gone; start it again"))
+                self._lose(PoolLost(self._what_was_lost()))
                 lost_at = None
         if not self._is_gone:
             self._dealer.send([encode(Bye())])
+
+    def _what_was_lost(self) -> str:
+        if self.farewell is not None:
+            return f"the pool at {self.endpoint} has stopped, as it was asked to"
+        return f"the pool's dispatcher (pid {self.welcome.pid}) at {self.endpoint} is gone; start it again"
 
     def _receive(self) -> None:
         is_news = False
@@ -266,6 +273,8 @@ class Connection:
                     self._answers.get(token, deque()).append(status)
                 case Rejected(reason):
                     self._lose(NoDispatcher(f"the pool at {self.endpoint} refused this client: {reason}"))
+                case Stopping():
+                    self.farewell = message
                 case Pong():
                     pass
             is_news = True

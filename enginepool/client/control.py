@@ -31,5 +31,14 @@ def stop(endpoint: str | None) -> int:
 def _wait(connection: Connection, timeout_s: float | None) -> int:
     is_gone = connection.changes.wait_until(lambda: connection.is_lost, timeout_s)
     connection.close()
-    print("stopped" if is_gone else "the dispatcher has not stopped yet", file=sys.stderr)
-    return ExitCode.OK if is_gone else ExitCode.FAILED
+    if not is_gone:
+        print("the dispatcher has not stopped yet", file=sys.stderr)
+        return ExitCode.FAILED
+    farewell = connection.farewell
+    if farewell is None:
+        print("the dispatcher is gone without a word; it was killed", file=sys.stderr)
+        return ExitCode.FAILED
+    returned = f"; {farewell.num_returned} unfinished items were returned as retryable" if farewell.num_returned else ""
+    reached = "the limit was reached: " if farewell.exit_code == ExitCode.DRAIN_LIMIT else ""
+    print(f"{reached}stopped{returned}", file=sys.stderr)
+    return farewell.exit_code

@@ -36,6 +36,9 @@ RESERVED = {
 """What a template or transformers' `apply_chat_template` is given by others; a keyword of the same name would override it."""
 
 
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+
+
 class ChatKeywords(TypedDict, total=False):
     """How to render conversations; names and meaning as in `LLM.chat`, and `request_format` (docs/chat.md)."""
 
@@ -154,13 +157,26 @@ def _plain_message(number: int, message: Any) -> dict[str, Any]:
     if hasattr(message, "model_dump"):
         message = message.model_dump(exclude_unset=True)
     if not isinstance(message, Mapping):
-        raise InvalidRequest(f"message {number} is a dict with role and content, not {type(message).__name__}")
+        hint = "; for several conversations use chat_many" if isinstance(message, list) else ""
+        raise InvalidRequest(f"message {number} must be a dict with role and content, not {type(message).__name__}{hint}")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"message {number}: role must be text, not {role!r:.40}")
     if content is not None and not isinstance(content, str | list | tuple):
         raise InvalidRequest(f"message {number}: content must be text, a list of parts or None, not {type(content).__name__}")
+    for part in content if isinstance(content, list | tuple) else ():
+        _check_part(number, part)
     return dict(message)
+
+
+def _check_part(number: int, part: Any) -> None:
+    """Only text travels: a worker would fetch an image's address before the model could refuse the image."""
+    kind = part.get("type") if isinstance(part, Mapping) else "text" if isinstance(part, str) else None
+    if kind not in TEXT_PARTS:
+        what = repr(kind) if isinstance(part, Mapping) else type(part).__name__
+        raise InvalidRequest(
+            f"message {number}: a content part of type {what:.40} is not supported; parts are text (no images or other media)"
+        )
 
 
 def _where(messages: Any, error: Exception) -> str:

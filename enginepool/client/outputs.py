@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import msgspec
 
 from enginepool.clock import Timings
 from enginepool.errors import ItemError
 from enginepool.payload import CompletionOutput, Logprobs
+
+LEAST_LOGPROB = -9999.0
+"""What stands for −inf in JSON, as vLLM's own server writes it."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return LEAST_LOGPROB if value == -math.inf else value
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -40,6 +56,11 @@ class Output(msgspec.Struct, kw_only=True):
     attempts: int = 0
     prompt_logprobs: Logprobs | None = None
     num_cached_tokens: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values, ready for `json.dumps`: fields by name, token ids as text keys, −inf logprobs as −9999.0."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
 
     @property
     def ok(self) -> bool:

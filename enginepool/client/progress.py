@@ -13,6 +13,7 @@ import msgspec
 from enginepool.client.bars import Bar, NotebookBar, TerminalBar
 from enginepool.client.notebook import is_notebook
 from enginepool.clock import monotonic
+from enginepool.errors import InvalidRequest
 
 PLAIN_INTERVAL_S = 5.0
 REDRAW_S = 0.1
@@ -64,6 +65,8 @@ def is_terminal() -> bool:
 
 def make_view(total: int | None, progress: bool | ProgressCallback) -> View:
     """The view that the caller's `progress` asks for; `total` is None where nobody knows how many items will come."""
+    if not callable(progress) and not isinstance(progress, bool):
+        raise InvalidRequest(f"progress is True, False or a function of a Progress, not {progress!r:.40}")
     if callable(progress):
         return _Callback(total, progress)
     if not progress:

@@ -78,9 +78,10 @@ def _totals(status: PoolStatus, width: int) -> list[Text]:
         (f"{status.in_flight:,}", "in flight", ""),
         (f"{status.finished:,}", "ended", ""),
         (f"{status.failed:,}", "failed", "bold red" if status.failed else ""),
+        *([(f"{status.aborted:,}", "aborted", "")] if status.aborted else []),
         (format_rate(items_per_s), "items/s", ""),
         (format_rate(out), "tokens/s out", ""),
-        (format_rate(into), "in", ""),
+        (format_rate(into), "tokens/s in", ""),
     ]
     return pack([_pair(number, label, style or "bold") for number, label, style in numbers], width)
 

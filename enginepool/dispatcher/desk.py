@@ -47,6 +47,7 @@ class Desk:
         self.is_draining = False
         self.num_finished = 0
         self.num_failed = 0
+        self.num_aborted = 0
         self._max_slice = max_slice
         self._granted_at = -math.inf
         self._deliver = deliver
@@ -225,5 +226,7 @@ class Desk:
         if not mine:
             del self._items[item.client]
         self.num_finished += 1
-        self.num_failed += error is not None
+        is_aborted = error is not None and error.code is Code.ABORTED
+        self.num_aborted += is_aborted
+        self.num_failed += error is not None and not is_aborted
         self._deliver(item, payload, error, stamps)

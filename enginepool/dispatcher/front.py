@@ -30,6 +30,7 @@ from enginepool.protocol import (
     ResultItem,
     Status,
     Stop,
+    Stopping,
     Submit,
     Welcome,
     decode_from_client,
@@ -133,6 +134,11 @@ class Front:
             for start in range(0, len(results), step):
                 part = slice(start, start + step)
                 self._send(peer, Result(results[part]), payloads[part])
+
+    def say_farewell(self, exit_code: int, num_returned: int) -> None:
+        """Tell everybody that the pool ends on its own account."""
+        for peer in list(self._by_peer):
+            self._send(peer, Stopping(exit_code, num_returned))
 
     def _handle(self, peer: bytes, message: ClientMessage, payloads: list[bytes], now: float) -> None:
         if isinstance(message, Hello):

@@ -50,14 +50,14 @@ class LatencyWindow:
         self._until = -1.0
         self._skip = 0
 
-    def ended(self, now: float, is_ok: bool) -> bool:
-        """Count one item; True when its latencies are wanted, by `sample`."""
+    def ended(self, now: float, is_ok: bool, is_failed: bool = True) -> bool:
+        """Count one item; True when its latencies are wanted, by `sample`. One that is not ok may be aborted rather than failed."""
         if now >= self._until:
             self._turn(now)
         second = self._current
         second.ended += 1
         if not is_ok:
-            second.failed += 1
+            second.failed += is_failed
             return False
         if self._skip:
             self._skip -= 1

@@ -177,16 +177,19 @@ class Dispatcher:
         return self._reporter.status(self.state, self.reason, self.roster, self._desk, latency, self._front.num_clients, num_dropped)
 
     def drain(self, limit_s: float | None = None) -> None:
-        """Take nothing new, finish what there is, then stop; while starting there is nothing to finish."""
-        if self.state is PoolState.DRAINING or self._is_stopping:
+        """Take nothing new, finish what there is, then stop; while starting there is nothing to finish.
+
+        A later drain that names a limit may shorten the first one's, not lengthen it.
+        """
+        if self._is_stopping or (self.state is PoolState.DRAINING and limit_s is None):
             return
         limit_s = self.settings.drain_timeout_s if limit_s is None else limit_s
         counts = f"{len(self._desk.backlog)} waiting, {len(self._desk.leases)} in flight"
-        self.log(f"draining: {counts}, limit {limit_s:g} s; a second Ctrl-C stops at once")
+        self._drain_deadline = min(self._drain_deadline, monotonic() + limit_s)
+        self.log(f"draining: {counts}, limit {self._drain_deadline - monotonic():.3g} s")
         self.state = PoolState.DRAINING
         self._announcer.withdraw()
         self._desk.is_draining = True
-        self._drain_deadline = monotonic() + limit_s
         self._slow_at = 0.0
 
     def stop(self, code: ExitCode = ExitCode.OK) -> None:
@@ -199,6 +202,7 @@ class Dispatcher:
         left = self._desk.close(ItemError(Code.DRAINING, "the pool stopped before this item finished; send it to the next one"))
         self.log(f"stopping{f': {left} unfinished items returned as retryable' if left else ''}")
         self._front.flush()
+        self._front.say_farewell(code, left)
         self._stop_deadline = monotonic() + self.settings.shutdown_timeout_s
         self._staff.ask_all_to_stop()
         self._slow_at = 0.0
@@ -307,7 +311,7 @@ class Dispatcher:
                 self._staff.kill_all()
                 self._exit_code = ExitCode.INTERRUPTED
             case "parent gone":
-                self.log("the parent program is gone: stopping at once")
+                self.log("the program that started this pool is gone, or ends it: stopping at once")
                 self._staff.kill_all()
                 self._exit_code = ExitCode.OK
 

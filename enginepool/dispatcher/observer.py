@@ -12,7 +12,7 @@ from enginepool.dispatcher.desk import Deliver
 from enginepool.dispatcher.latency import LatencyWindow
 from enginepool.dispatcher.trace import NOTHING_REACHED, Milestones, TraceLanes
 from enginepool.dispatcher.trace_file import TraceWriter
-from enginepool.errors import ItemError
+from enginepool.errors import Code, ItemError
 
 COUNTERS_S = 1.0
 _decode = msgspec.msgpack.Decoder(EngineStamps | None).decode
@@ -42,7 +42,7 @@ class Observer:
 
         def note_and_deliver(item: Item, payload: bytes, error: ItemError | None, stamps: msgspec.Raw) -> None:
             now = monotonic()
-            is_sampled = count(now, error is None)
+            is_sampled = count(now, error is None, error is not None and error.code is not Code.ABORTED)
             if is_sampled or is_tracing:
                 self._measure(item, error, stamps, now, is_sampled)
             deliver(item, payload, error, stamps)

@@ -49,6 +49,7 @@ class Reporter:
             in_flight=len(desk.leases),
             finished=desk.num_finished,
             failed=desk.num_failed,
+            aborted=desk.num_aborted,
             clients=num_clients,
             clock_drift_s=self._anchor.drift_s(fresh),
             rss_bytes=psutil.Process().memory_info().rss,

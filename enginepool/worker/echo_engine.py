@@ -84,7 +84,8 @@ class EchoEngine:
         try:
             self._script = msgspec.convert(args, EchoScript)
         except msgspec.ValidationError as error:
-            raise StartRefused("usage", f"echo engine arguments: {error}") from None
+            known = ", ".join(EchoScript.__struct_fields__)
+            raise StartRefused("usage", f"echo engine arguments: {error}; the echo engine takes {known} (docs/echo.md)") from None
         self._index = index
         self._items: dict[int, _Running] = {}
         self._prompt_tokens = 0
@@ -115,6 +116,7 @@ class EchoEngine:
     def admit(self, lease: int, request: Request, arrived: float) -> None:
         """Take an item, or refuse an impossible one as vLLM would."""
         params = decode_params(request.params) or {}
+        _check(params)
         text, ids = self._prompt_of(request)
         if not ids:
             raise RefusedItem(Code.INVALID_REQUEST, "the prompt is empty")
@@ -202,6 +204,14 @@ class EchoEngine:
                 ctypes.string_at(0)
             case "miscount":
                 self._is_miscounting = True
+
+
+def _check(params: dict[str, Any]) -> None:
+    """The ranges that vLLM refuses most often, so that a rehearsal finds them too."""
+    for name, least in (("n", 1), ("max_tokens", 1), ("temperature", 0.0)):
+        value = params.get(name)
+        if value is not None and value < least:
+            raise RefusedItem(Code.INVALID_REQUEST, f"{name} must be at least {least}, got {value}")
 
 
 def _result(item: _Running, now: float) -> tuple[GenerateResult, EngineStamps]:
