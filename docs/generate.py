@@ -99,7 +99,7 @@ EXIT_MEANINGS = {
     ExitCode.ALL_WORKERS_FAILED: "the pool was up and all its workers have failed for good since, or it was lost in a call or under "
     "`status --watch`",
     ExitCode.ENGINE_MISSING: "vLLM is not installed or too old, or a package for the embedded model is missing",
-    ExitCode.DRAIN_LIMIT: "`serve` was drained and hit its limit; what was left was returned as retryable",
+    ExitCode.DRAIN_LIMIT: "a drain hit its limit (`serve` and `enginepool drain`); what was left was returned as retryable",
     ExitCode.INTERRUPTED: "interrupted; for `serve`: SIGINT came twice",
 }
 

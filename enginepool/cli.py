@@ -132,6 +132,9 @@ def _add_doctor(commands: Any, command: str) -> None:
     if command == "doctor":
         doctor.add_argument("--json", action="store_true", help="print one JSON object")
         _add_settings_flags(doctor)
+        for flag in ("--ready-fd", "--ready-file"):
+            doctor.add_argument(flag, help=argparse.SUPPRESS)  # so that a command line of `serve` can be pasted; it is not looked at
+        doctor.add_argument("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
         _serve_actions[:] = doctor._actions
 
 

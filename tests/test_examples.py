@@ -19,7 +19,7 @@ from enginepool import Pool
 
 SCHEDULER = REPO / "docs" / "examples" / "scheduler_sidecar.py"
 SLOW = ["--engine", "echo", "--engine-args", json.dumps({"step_s": 0.002, "max_num_seqs": 4})]
-SUM = re.compile(r"(\d+) taken: (\d+) ok, (\d+) failed, (\d+) cancelled")
+SUM = re.compile(r"(\d+) of \d+ taken: (\d+) ok, (\d+) failed, (\d+) cancelled")
 
 
 class Run:

@@ -153,6 +153,23 @@ def test_drain_limit_returns_the_rest_as_retryable(serve: Serve) -> None:
     assert served.finish()[0] == ExitCode.DRAIN_LIMIT
 
 
+def test_later_drain_may_shorten_the_limit(serve: Serve) -> None:
+    """`enginepool drain` tells how it went, and exits as `serve` does."""
+    served = serve("--engine", "echo", "--config", str(_slow_echo(served_dir())))
+    served.ready_line()
+    with Pool.connect() as pool:
+        future = pool.submit("endless", SamplingParams(max_tokens=10_000_000))
+        wait_for(lambda: pool.status().in_flight == 1, "one in flight")
+        served.process.terminate()
+        wait_for(lambda: pool.status().state is PoolState.DRAINING, "the drain")
+        asked = subprocess.run([*ENGINEPOOL, "drain", "--timeout-s", "0.2"], capture_output=True, text=True, timeout=60)
+        error = future.result(timeout=20).error
+    assert error is not None
+    assert error.code is Code.DRAINING
+    assert served.finish()[0] == asked.returncode == ExitCode.DRAIN_LIMIT
+    assert "the limit was reached: stopped; 1 unfinished item returned as retryable" in asked.stderr
+
+
 def test_second_sigint_kills_the_tree(serve: Serve) -> None:
     served = serve("--engine", "echo", "--config", str(_slow_echo(served_dir())))
     served.ready_line()

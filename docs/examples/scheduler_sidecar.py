@@ -1,7 +1,7 @@
 """A scheduler with a pool as its sidecar: priorities, deadlines, a bounded window, bounded retries, a drain on SIGTERM.
 
-Without vLLM: `python scheduler_sidecar.py --engine echo --jobs 200`. Without `--jobs` it reads jobs from stdin, one JSON
-object a line: `{"id": "a", "prompt": "Hello", "max_tokens": 32, "priority": 0, "deadline_s": 60}`.
+Without vLLM: `python scheduler_sidecar.py --engine echo --jobs 200`. Without `--jobs` it first reads all jobs from stdin, one
+JSON object a line: `{"id": "a", "prompt": "Hello", "max_tokens": 32, "priority": 0, "deadline_s": 60}`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ async def schedule(options: argparse.Namespace, jobs: list[dict[str, Any]]) -> N
     stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def handle(job: dict[str, Any]) -> None:
-        output = await run(pool, job)
-        state = "ok" if output and output.ok else "failed"
+        try:
+            output = await run(pool, job)
+            state, told = ("ok" if output and output.ok else "failed"), "no answer after all tries"
+        except (KeyError, TypeError, ValueError) as error:  # this job is not written as it should be; the others go on
+            output, state, told = None, "failed", f"bad job: {error!r}"
         count[state] += 1
-        print(job["id"], state, repr(output.text or str(output.error)) if output else "no answer after all tries", flush=True)
+        print(job.get("id"), state, repr(output.text or str(output.error)) if output else told, flush=True)
 
     async def until_fewer_than(limit: int) -> None:
         while len(running) >= limit and not stop.done():
@@ -64,7 +67,7 @@ async def schedule(options: argparse.Namespace, jobs: list[dict[str, Any]]) -> N
             _, late = await asyncio.wait(running, timeout=options.drain_s)
             for task in late:  # which aborts its request
                 count["cancelled"] += task.cancel()
-    print(f"{count['taken']} taken: {count['ok']} ok, {count['failed']} failed, {count['cancelled']} cancelled")
+    print(f"{count['taken']} of {len(jobs)} taken: {count['ok']} ok, {count['failed']} failed, {count['cancelled']} cancelled")
 
 
 def main() -> None:

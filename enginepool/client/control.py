@@ -38,7 +38,8 @@ def _wait(connection: Connection, timeout_s: float | None) -> int:
     if farewell is None:
         print("the dispatcher is gone without a word; it was killed", file=sys.stderr)
         return ExitCode.FAILED
-    returned = f"; {farewell.num_returned} unfinished items were returned as retryable" if farewell.num_returned else ""
+    items = "item" if farewell.num_returned == 1 else "items"
+    returned = f"; {farewell.num_returned} unfinished {items} returned as retryable" if farewell.num_returned else ""
     reached = "the limit was reached: " if farewell.exit_code == ExitCode.DRAIN_LIMIT else ""
     print(f"{reached}stopped{returned}", file=sys.stderr)
     return farewell.exit_code
