@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 MODEL = "model"
 PLAIN = "plain"
 DEFAULT_TEMPLATE = "default-template"
+LARGEST_TEMPLATE_BYTES = 16 << 20
 KINDS = (MODEL, PLAIN, DEFAULT_TEMPLATE)
 
 _JINJA_SIGNS = ("{", "}", "\n")
@@ -44,6 +46,7 @@ def read_template(value: str | os.PathLike[str]) -> str:
         path = Path(value)
         try:
             path = path.expanduser()
+            _check_file(path)
             text, origin = path.read_text(encoding="utf-8"), str(path)
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: `~` of an unknown user
             reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -51,6 +54,15 @@ def read_template(value: str | os.PathLike[str]) -> str:
             raise ValueError(f"{path}: {reason}; {choices}") from None
     check_template(text, origin)
     return text
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what would be read without end: a pipe, a device, a file that can not be a template."""
+    info = path.stat()
+    if not stat.S_ISREG(info.st_mode):
+        raise ValueError("not a file")
+    if info.st_size > LARGEST_TEMPLATE_BYTES:
+        raise ValueError(f"{info.st_size} bytes are no chat template")
 
 
 def check_template(text: str, origin: str) -> None:
@@ -61,6 +73,8 @@ def check_template(text: str, origin: str) -> None:
         _environment().from_string(text)
     except TemplateSyntaxError as error:
         raise ValueError(f"{origin}, line {error.lineno}: {error.message}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # what Python makes of the code that Jinja writes
+        raise ValueError(f"{origin}: {error or type(error).__name__}") from None
 
 
 def apply_template(text: str, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
@@ -72,7 +86,7 @@ def apply_template(text: str, messages: Sequence[Mapping[str, Any]], values: Map
 
     try:
         return str(_environment().from_string(text).render(messages=messages, raise_exception=refuse, **values))
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+    except Exception as error:  # a template is a program of the caller's, and may raise anything
         raise ValueError(f"the chat template refused the conversation: {error}") from None
 
 

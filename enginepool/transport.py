@@ -10,6 +10,7 @@ import math
 import os
 import select
 import threading
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +24,9 @@ POLLIN = zmq.POLLIN
 POLLOUT = zmq.POLLOUT
 
 Frames = Sequence[bytes]
+
+CUT = b"\xc1enginepool cut\xc1"
+"""The last frame of a message whose sender was interrupted between two frames; msgpack never uses 0xC1. Receivers drop it whole."""
 
 # pyzmq's flags are enums whose `|` costs more than the send itself, so they are taken as integers once
 _NOBLOCK, _SNDMORE, _RCVMORE, _EVENTS, _POLLIN = (int(flag) for flag in (zmq.NOBLOCK, zmq.SNDMORE, zmq.RCVMORE, zmq.EVENTS, zmq.POLLIN))
@@ -61,7 +65,8 @@ class Router:
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         """The next message as (peer, frames), or None when there is none now."""
-        frames = _receive(self.socket)
+        while (frames := _receive(self.socket)) is not None and frames[-1] == CUT:
+            pass
         return None if frames is None else (frames[0], frames[1:])
 
     def send(self, peer: bytes, frames: Frames) -> bool:
@@ -134,7 +139,9 @@ class Dealer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self._lock = threading.Lock()
         self._later: deque[Frames] = deque()
+        self._may_be_cut = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self._wake_fd)  # not before: `wake` may come at any time
         self._is_closed = False
         self._poll = select.poll()
         try:
@@ -163,10 +170,8 @@ class Dealer:
         return fds
 
     def wake(self) -> None:
-        """End the receiving thread's `wait`."""
-        with self._lock:
-            if not self._is_closed:
-                os.eventfd_write(self._wake_fd, 1)
+        """End the receiving thread's `wait`. Takes no lock, for a signal handler may call it in the middle of a `send`."""
+        os.eventfd_write(self._wake_fd, 1)
 
     def receive(self) -> list[bytes] | None:
         """The next message's frames, or None when there is none now (receiving thread)."""
@@ -202,7 +207,12 @@ class Dealer:
                 self._lock.release()
 
     def _send_locked(self, frames: Frames) -> None:
+        """A signal handler that raises (Ctrl-C) may cut a message between two frames; the next send ends it for good."""
+        if self._may_be_cut:
+            self._socket.send(CUT, 0)
+        self._may_be_cut = True
         _send(self._socket, frames, 0)
+        self._may_be_cut = False
         if int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
             os.eventfd_write(self._wake_fd, 1)
 
@@ -213,7 +223,6 @@ class Dealer:
                 return
             self._is_closed = True
             self._socket.close(linger_ms)
-            os.close(self._wake_fd)
         self._context.term()
 
 

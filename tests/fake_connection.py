@@ -37,6 +37,7 @@ class FakeConnection:
         self.held: dict[int, Ticket] = {}
         self.is_silent = is_silent
         self.is_own_thread = False
+        self.is_foreign = False
         self.fails_with: EnginePoolError | None = None
         self.fails_after = 1000
         self._max_backlog_items = max_backlog_items

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_read_template_of_a_missing_file_names_its_path() -> None:
 
 
 def test_read_template_of_a_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Is a directory"):
+    with pytest.raises(ValueError, match="not a file"):
         read_template(tmp_path)
 
 
@@ -195,3 +196,25 @@ def test_join_plain_of_what_is_no_text_names_message_and_type(content: Any, kind
 def test_join_plain_of_nothing_is_refused(content: Any) -> None:
     with pytest.raises(ValueError, match="the conversation has no content"):
         join_plain([{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_template_that_is_no_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    path = {"pipe": tmp_path / "pipe", "device": Path("/dev/zero"), "folder": tmp_path}[kind]
+    with pytest.raises(ValueError, match="not a file"):
+        read_format(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{% for i in x %}" * 40 + "{% endfor %}" * 40, "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"], ids=["blocks", "parens"]
+)
+def test_template_that_python_can_not_compile_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^the template"):
+        read_format(text)
+
+
+@pytest.mark.parametrize("text", ["{{ 'a' * (10 ** 13) }}", "{{ 1e400 | int }}"], ids=["memory", "infinite"])
+def test_template_that_asks_for_too_much_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="the chat template refused"):
+        apply_template(text, HELLO, {})

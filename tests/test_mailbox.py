@@ -70,9 +70,9 @@ def test_thread_reader_sleeps_until_as_many_as_wanted_lie_there() -> None:
     mailbox.wanted = 3
     mailbox.push(1)
     mailbox.push(2)
-    assert not mailbox._event.is_set()
+    assert mailbox._bell.locked()
     mailbox.push(3)
-    assert mailbox._event.is_set()
+    assert not mailbox._bell.locked()
     mailbox.wait(FOR_EVER_S)
     assert mailbox.take() == [1, 2, 3]
 

@@ -33,7 +33,7 @@ def test_stale_file_is_removed_at_the_start(tmp_path: Path, stale: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["my notes", "[1]", '{"name": "x"}'])
+@pytest.mark.parametrize("content", ["my notes", "[1]", '{"name": "x"}', '{"state": {"user": "data"}}', '{"state": "ready"}'])
 def test_somebodys_file_is_refused_and_kept(tmp_path: Path, content: str) -> None:
     (tmp_path / "notes").write_text(content)
     with pytest.raises(SettingsError, match="is no ready file"):

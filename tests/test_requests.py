@@ -196,3 +196,27 @@ def test_spread_gives_one_value_an_item(values: Any, expected: list[Any]) -> Non
 def test_spread_of_another_length_is_refused_with_both_numbers() -> None:
     with pytest.raises(InvalidRequest, match="priorities has 3 entries for 2 prompts"):
         spread("priorities", [1, 2, 3], 2)
+
+
+class Hostile:
+    """Whose every look raises."""
+
+    def __repr__(self) -> str:
+        raise KeyError("no look")
+
+    def __len__(self) -> int:
+        raise KeyError("no look")
+
+
+def _deep() -> Any:
+    deep: Any = "x"
+    for _ in range(20_000):
+        deep = [deep]
+    return deep
+
+
+@pytest.mark.parametrize(
+    "prompt", [_deep(), {"prompt_token_ids": _deep()}, [Hostile()], Hostile()], ids=["deep", "deep-ids", "list", "object"]
+)
+def test_prompt_that_raises_when_it_is_read_is_its_own_error(prompt: Any) -> None:
+    assert isinstance(encode_prompt(prompt, encode_sampling(None), 1 << 20), ItemError)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,20 @@ import pytest
 from conftest import wait_for
 from fake_connection import ANCHOR, FakeConnection
 
-from enginepool import Code, Delta, Draining, InvalidRequest, ItemError, Output, Overloaded, Pool, PoolClosed, PoolLost, SamplingParams
+from enginepool import (
+    Code,
+    Delta,
+    Draining,
+    ForkedPool,
+    InvalidRequest,
+    ItemError,
+    Output,
+    Overloaded,
+    Pool,
+    PoolClosed,
+    PoolLost,
+    SamplingParams,
+)
 from enginepool.client.calls import Single
 from enginepool.client.mailbox import ThreadMailbox
 from enginepool.client.requests import encode_prompt
@@ -572,3 +587,21 @@ def test_pool_closed_without_draining_ends_a_stream_with_the_error() -> None:
     with pytest.raises(PoolClosed):
         list(stream)
     closer.join()
+
+
+def test_stream_in_a_forked_child_is_refused_and_can_be_dropped(echo_pool: Pool) -> None:
+    stream = echo_pool.stream("abc", SamplingParams(max_tokens=100_000))
+    next(stream)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # instead of waiting for ever
+        try:
+            next(stream)
+        except ForkedPool:
+            stream.close()
+            del stream
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert next(stream).text
+    stream.close()

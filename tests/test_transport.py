@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import zmq
 
+from enginepool import transport
 from enginepool.clock import monotonic
 from enginepool.errors import SettingsError
-from enginepool.transport import POLLIN, Dealer, Poller, Router
+from enginepool.transport import POLLIN, Dealer, Frames, Poller, Router
 
 DEADLINE_S = 10.0
 MAX_FRAME_BYTES = 10_000
@@ -265,3 +266,35 @@ def test_dealer_send_soon_after_close_is_dropped(endpoint: str, router: Router) 
     dealer.send_soon([b"too late"])
     assert router.receive() is None
     assert not dealer._later
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("frames_sent", [0, 1, 2, 3], ids=["before", "after-the-header", "after-a-payload", "after-all"])
+def test_message_cut_by_an_interrupt_is_dropped_whole_and_the_next_arrives(
+    router: Router, dealer: Dealer, monkeypatch: pytest.MonkeyPatch, frames_sent: int
+) -> None:
+    plain = transport._send
+
+    def cut(socket: zmq.Socket[bytes], frames: Frames, flags: int) -> None:
+        for frame in frames[:frames_sent]:
+            socket.send(frame, flags | (zmq.SNDMORE if frame is not frames[-1] else 0))
+        raise Interrupted
+
+    monkeypatch.setattr(transport, "_send", cut)
+    with pytest.raises(Interrupted):
+        dealer.send([b"header", b"one", b"two"])
+    monkeypatch.setattr(transport, "_send", plain)
+    dealer.send([b"next", b"payload"])
+    if frames_sent == 3:
+        assert _next_frames(router) == [b"header", b"one", b"two"]
+    assert _next_frames(router) == [b"next", b"payload"]
+    assert router.receive() is None
+
+
+def test_dealer_wake_takes_no_lock(dealer: Dealer) -> None:
+    with dealer._lock:
+        dealer.wake()
+    assert dealer.wait(5) != []

@@ -25,7 +25,7 @@ class Outlet:
     """Hands out one batch, then a drain; keeps what is sent, and the step details seen meanwhile."""
 
     def __init__(self, engine: VllmEngine) -> None:
-        requests: list[Request | msgspec.DecodeError] = [GenerateRequest("Hello there", None, PARAMS)] * 3
+        requests: list[Request | Exception] = [GenerateRequest("Hello there", None, PARAMS)] * 3
         self.commands: deque[Command] = deque([Batch([1, 2, 3], requests, 0.0), Drain()])
         self.num_done = 0
         self.details: list[Iteration] = []

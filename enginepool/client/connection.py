@@ -18,9 +18,9 @@ import msgspec
 
 from enginepool import rundir
 from enginepool.client.changes import Changes
-from enginepool.client.ticket import Ticket
+from enginepool.client.ticket import Sink, Ticket
 from enginepool.clock import monotonic
-from enginepool.errors import EnginePoolError, ItemError, NoDispatcher, PoolClosed, PoolLost
+from enginepool.errors import EnginePoolError, ForkedPool, ItemError, NoDispatcher, PoolClosed, PoolLost
 from enginepool.payload import decode_parts, decode_result
 from enginepool.protocol import (
     PROTOCOL_VERSION,
@@ -60,6 +60,7 @@ class Connection:
         self._is_local = endpoint.startswith(("ipc://", "tcp://127.", "tcp://localhost:"))
         self.welcome: Welcome
         self.changes = Changes()
+        self._owner_pid = os.getpid()
         self._secret = rundir.read_secret(endpoint)
         self._seqs = itertools.count()
         self._pending: dict[int, Ticket] = {}
@@ -96,6 +97,11 @@ class Connection:
         return NoDispatcher(f"the pool at {self.endpoint} does not answer; is its dispatcher alive? (enginepool status)")
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether this is a child that was forked from the process that connected; ZeroMQ does not work there."""
+        return os.getpid() != self._owner_pid
+
+    @property
     def num_pending(self) -> int:
         """Items that have not ended."""
         return len(self._pending)
@@ -119,10 +125,20 @@ class Connection:
             for ticket in tickets:
                 self._pending.pop(ticket.seq, None)
             self._check()
-        self._dealer.send([header, *frames])
+        try:
+            self._dealer.send([header, *frames])
+        except BaseException:  # interrupted: the pool may have them or not
+            self.give_up([ticket.seq for ticket in tickets])
+            raise
+
+    def give_up_of(self, sink: Sink) -> None:
+        """The same for all items whose results would go to this sink (an interrupted caller may not know their numbers)."""
+        self.give_up([seq for seq, ticket in list(self._pending.items()) if ticket.sink is sink])
 
     def give_up(self, seqs: Iterable[int]) -> None:
         """Nobody wants these items any more: end them and drop what still comes. Never waits, so finalizers may call it."""
+        if self.is_foreign:
+            return
         seqs = [seq for seq in seqs if self._pending.pop(seq, None) is not None]
         if seqs and self._error is None and not self._is_closing:
             self._dealer.send_soon([encode(Abort(seqs))])
@@ -131,7 +147,7 @@ class Connection:
         """Send a message that has no answer."""
         if not (even_if_abandoned and isinstance(self.error, PoolClosed)):
             self._check()
-        self._dealer.send([encode(message)])
+        self._dealer.send_soon([encode(message)])
 
     def status(self, timeout_s: float = STATUS_TIMEOUT_S) -> PoolStatus:
         """Ask the dispatcher for its status. Raises PoolLost when it is gone or silent."""
@@ -211,6 +227,8 @@ class Connection:
         return self._has_exited or (self.error is not None and not isinstance(self.error, PoolClosed))
 
     def _check(self) -> None:
+        if self.is_foreign:
+            raise ForkedPool("this pool belongs to the parent process; in a forked child use Pool.connect(endpoint)")
         if error := self.error:
             raise error
         if self._is_closing:

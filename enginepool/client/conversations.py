@@ -66,7 +66,7 @@ class ChatEncoder:
             frame = encode(ChatRequest(plain, self._options, params.raw, is_stream))
         except InvalidRequest as error:
             return ItemError(Code.INVALID_REQUEST, str(error))
-        except (UnicodeEncodeError, OverflowError, TypeError, ValueError, RecursionError) as error:
+        except Exception as error:  # the caller's own object may raise anything when it is read; its neighbours are fine
             return ItemError(Code.INVALID_REQUEST, _where(messages, error))
         return check_size(frame, max_frame_bytes) or Encoded(frame, None, None, params)
 
@@ -171,7 +171,9 @@ def _plain_message(number: int, message: Any) -> dict[str, Any]:
 
 def _check_part(number: int, part: Any) -> None:
     """Only text travels: a worker would fetch an image's address before the model could refuse the image."""
-    kind = part.get("type") if isinstance(part, Mapping) else "text" if isinstance(part, str) else None
+    kind = "text" if isinstance(part, str) else None
+    if isinstance(part, Mapping):
+        kind = part.get("type", "text" if "text" in part else None)
     if kind not in TEXT_PARTS:
         what = repr(kind) if isinstance(part, Mapping) else type(part).__name__
         raise InvalidRequest(
@@ -184,6 +186,6 @@ def _where(messages: Any, error: Exception) -> str:
     for number, message in enumerate(messages):
         try:
             encode(_plain_message(number, message))
-        except (UnicodeEncodeError, OverflowError, TypeError, ValueError, RecursionError) as cause:
+        except Exception as cause:
             return f"message {number} can not be encoded: {describe_encoding_error(cause)}"
     return f"the conversation can not be encoded: {describe_encoding_error(error)}"

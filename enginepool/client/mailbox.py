@@ -49,17 +49,20 @@ class ThreadMailbox(Mailbox[T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._event = threading.Event()
+        self._bell = threading.Lock()  # locked while silent; an Event is Python code, which a raising signal handler leaves half done
+        self._bell.acquire()
 
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until there is something to do, at most that long."""
         if len(self._things) < self.wanted:
-            self._event.wait(timeout_s)
-        self._event.clear()
+            self._bell.acquire(timeout=-1 if timeout_s is None else timeout_s)
+        else:
+            self._bell.acquire(blocking=False)
 
     def _signal(self) -> None:
-        if not self._event.is_set():
-            self._event.set()
+        if self._bell.locked():
+            with suppress(RuntimeError):  # another thread has rung it meanwhile
+                self._bell.release()
 
 
 class LoopMailbox(Mailbox[T]):

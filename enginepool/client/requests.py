@@ -75,7 +75,7 @@ def encode_prompt(prompt: Any, params: EncodedParams, max_frame_bytes: int, *, i
         frame = encode(GenerateRequest(text, ids, params.raw, is_stream))
     except InvalidRequest as error:
         return ItemError(Code.INVALID_REQUEST, str(error))
-    except (UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
+    except Exception as error:  # the caller's own object may raise anything when it is read; its neighbours are fine
         return ItemError(Code.INVALID_REQUEST, f"the prompt can not be encoded: {describe_encoding_error(error)}")
     return check_size(frame, max_frame_bytes) or Encoded(frame, text, ids, params)
 
@@ -102,7 +102,7 @@ def split_prompt(prompt: Any) -> tuple[str | None, list[int] | None]:
 
 def text_of(prompt: Any) -> str | None:
     """The text of a prompt in whatever form, for outputs that tell of failures too."""
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
     return text if isinstance(text, str) else None
 
 

@@ -15,7 +15,7 @@ from enginepool.client.mailbox import LoopMailbox, Mailbox, ThreadMailbox
 from enginepool.client.outputs import Output
 from enginepool.client.ticket import Ticket
 from enginepool.clock import monotonic
-from enginepool.errors import Code, EnginePoolError, InvalidRequest, ItemError
+from enginepool.errors import Code, EnginePoolError, ForkedPool, InvalidRequest, ItemError
 from enginepool.payload import CompletionOutput, Logprobs
 
 TIMEOUT = ItemError(Code.TIMEOUT, "the stream's timeout_s passed before it finished")
@@ -137,6 +137,8 @@ class _Base:
         """The next delta, or None when one has to wait. Raises StopIteration at the end, PoolLost and its kin."""
         if self._is_over:
             raise StopIteration
+        if self._connection.is_foreign:
+            raise ForkedPool("this stream belongs to the parent process")
         error = self._end.error  # looked at first, so that nothing can have come between the last delta and this
         if not self._ready:
             self._ready = self._end.mailbox.take()[::-1]

@@ -202,11 +202,11 @@ class Verbs:
     def _one(self, single: Single, timeout_s: float | None) -> Output:
         check_seconds("timeout_s", timeout_s)
         connection, waiter = self._usable(), Waiter()
-        ticket = single.send(connection, waiter)
         try:
+            ticket = single.send(connection, waiter)
             return waiter.wait(timeout_s) or timed_out(connection, ticket)
         except BaseException:
-            connection.give_up([ticket.seq])
+            connection.give_up_of(waiter)
             raise
 
     def _many(
@@ -260,11 +260,19 @@ class Verbs:
     def _stream(self, single: Single, timeout_s: float | None) -> Stream:
         check_seconds("timeout_s", timeout_s)
         connection, end = self._usable(waits=False), StreamEnd(ThreadMailbox[Delta]())
-        return Stream(connection, single.send(connection, end, end), end, timeout_s)
+        try:
+            return Stream(connection, single.send(connection, end, end), end, timeout_s)
+        except BaseException:
+            connection.give_up_of(end)
+            raise
 
     def _submit(self, single: Single) -> OutputFuture:
         connection, future = self._usable(waits=False), OutputFuture()
-        ticket = single.send(connection, future)
+        try:
+            ticket = single.send(connection, future)
+        except BaseException:
+            connection.give_up_of(future)
+            raise
         future.on_cancel = lambda: connection.give_up([ticket.seq])
         return future
 

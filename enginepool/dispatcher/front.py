@@ -222,6 +222,8 @@ class Front:
         session = None if is_taken else self._by_peer.get(peer)
         if session is not None:
             self._drop(session)
+            text = "this client has not read its results for so long that its queue was full, and was dropped; connect again"
+            self.router.send(peer, [encode(Rejected(text))])
 
 
 def _open_pidfd(pid: int | None) -> int | None:

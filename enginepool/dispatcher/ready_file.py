@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 
 from enginepool.errors import SettingsError
+from enginepool.status import PoolState
 
 LARGEST_BYTES = 1 << 20
+STATES = [state.value for state in PoolState]
 
 
 class ReadyFile:
@@ -65,6 +67,7 @@ def _is_ready_line(path: Path) -> bool:
     with path.open("rb") as file:
         text = file.read(LARGEST_BYTES)
     try:
-        return not text or "state" in msgspec.json.decode(text, type=dict[str, Any])
+        line = msgspec.json.decode(text, type=dict[str, Any]) if text else {"state": "stopped", "pid": 0}
     except msgspec.DecodeError:
         return False
+    return line.get("state") in STATES and isinstance(line.get("pid"), int)

@@ -85,8 +85,8 @@ def _open(path: str) -> int:
     """Open for writing, for this pool alone, without waiting for a pipe's reader; it is emptied by the first write, not before."""
     try:
         fd = os.open(Path(path).expanduser(), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise SettingsError(f"trace {path}: {error.strerror}") from None
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: `~` of an unknown user
+        raise SettingsError(f"trace {path}: {error.strerror if isinstance(error, OSError) else error}") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

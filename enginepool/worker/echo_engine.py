@@ -115,9 +115,14 @@ class EchoEngine:
 
     def admit(self, lease: int, request: Request, arrived: float) -> None:
         """Take an item, or refuse an impossible one as vLLM would."""
-        params = decode_params(request.params) or {}
-        _check(params)
-        text, ids = self._prompt_of(request)
+        try:
+            params = decode_params(request.params) or {}
+            _check(params)
+            text, ids = self._prompt_of(request)
+        except RefusedItem:
+            raise
+        except Exception as error:  # as in vllm_engine: whatever reading an item raises is that item's
+            raise RefusedItem(Code.INVALID_REQUEST, f"{type(error).__name__}: {error}") from error
         if not ids:
             raise RefusedItem(Code.INVALID_REQUEST, "the prompt is empty")
         if len(ids) >= self._script.max_model_len:

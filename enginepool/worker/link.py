@@ -38,7 +38,7 @@ class Batch(msgspec.Struct):
     """Leased items, decoded; a request that can't be decoded is the error that says so."""
 
     leases: list[int]
-    requests: list[Request | msgspec.DecodeError]
+    requests: list[Request | Exception]
     arrived: float
 
 
@@ -114,8 +114,8 @@ def _command(frames: list[bytes]) -> Command:
             return command
 
 
-def _decode(frame: bytes) -> Request | msgspec.DecodeError:
+def _decode(frame: bytes) -> Request | Exception:
     try:
         return decode_request(frame)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return error
