@@ -140,6 +140,7 @@ class Dealer:
         self._lock = threading.Lock()
         self._later: deque[Frames] = deque()
         self._may_be_cut = False
+        self._senders: set[int] = set()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self._wake_fd)  # not before: `wake` may come at any time
         self._is_closed = False
@@ -183,10 +184,15 @@ class Dealer:
 
     def send(self, frames: Frames) -> None:
         """Hand over to ZeroMQ (any thread); a DEALER without limits never blocks. After `close` nothing is sent."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._send_locked(frames)
+        me = threading.get_ident()
+        self._senders.add(me)
+        try:
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._send_locked(frames)
+        finally:
+            self._senders.discard(me)
         if self._later:
             self._send_later()
 
@@ -198,6 +204,8 @@ class Dealer:
     def _send_later(self) -> None:
         """Whoever holds the lock comes here after letting go of it, so nothing stays."""
         while self._later and self._lock.acquire(blocking=False):
+            me = threading.get_ident()
+            self._senders.add(me)
             try:
                 while self._later and not self._is_closed:
                     self._send_locked(self._later.popleft())
@@ -205,6 +213,7 @@ class Dealer:
                     self._later.clear()
             finally:
                 self._lock.release()
+                self._senders.discard(me)
 
     def _send_locked(self, frames: Frames) -> None:
         """A signal handler that raises (Ctrl-C) may cut a message between two frames; the next send ends it for good."""
@@ -215,6 +224,11 @@ class Dealer:
         self._may_be_cut = False
         if int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
             os.eventfd_write(self._wake_fd, 1)
+
+    @property
+    def is_interrupted_here(self) -> bool:
+        """Whether this thread's own send was interrupted by what runs now, a signal handler; nobody else can send or receive then."""
+        return threading.get_ident() in self._senders
 
     def close(self, linger_ms: int = 1000) -> None:
         """Give what was sent a moment to leave, then close."""

@@ -21,10 +21,12 @@ from enginepool import (
     ItemFailed,
     Output,
     Pool,
+    PoolClosed,
     PoolState,
     SamplingParams,
     SettingsError,
     WorkerState,
+    transport,
 )
 
 FIVE = SamplingParams(max_tokens=5)
@@ -333,3 +335,23 @@ def test_interrupted_call_leaves_a_usable_pool(echo_pool: Pool, call: str) -> No
     helper.join()
     wait_for(lambda: echo_pool.status().in_flight == 0, "the abort of the interrupted call", 10)
     assert [output.prompt for output in echo_pool.generate_many(["next"], FIVE)] == ["next"]
+
+
+def test_close_in_the_middle_of_a_send_does_not_wait_for_itself(echo_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a signal handler does that closes the pool: the receiving thread can't end before the interrupted send does."""
+    pool = Pool.connect(echo_pool.endpoint)
+    plain = transport._send
+
+    def interrupted(socket: Any, frames: transport.Frames, flags: int) -> None:
+        monkeypatch.setattr(transport, "_send", plain)
+        monkeypatch.setattr(pool._connection._thread, "join", lambda _: pytest.fail("waits for itself"))
+        pool.close(drain=False)
+        plain(socket, frames, flags)
+
+    monkeypatch.setattr(transport, "_send", interrupted)
+    future = pool.submit("abc", SamplingParams(max_tokens=100_000))
+    with pytest.raises(PoolClosed):
+        future.result(timeout=10)
+    monkeypatch.undo()
+    pool._connection._thread.join(10)
+    assert pool._connection.is_ended

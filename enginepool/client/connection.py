@@ -216,9 +216,9 @@ class Connection:
                 self._dealer.wake()
 
     def close(self) -> None:
-        """The same, and wait for the thread's end."""
+        """The same, and wait for the thread's end, unless that waits for a send which this very call has interrupted."""
         self.begin_close()
-        if not self.is_own_thread:
+        if not self.is_own_thread and not self._dealer.is_interrupted_here:
             self._thread.join(5)
 
     @property
