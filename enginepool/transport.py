@@ -142,7 +142,7 @@ class Dealer:
         self._may_be_cut = False
         self._senders: set[int] = set()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        weakref.finalize(self, os.close, self._wake_fd)  # not before: `wake` may come at any time
+        self._let_go = weakref.finalize(self, os.close, self._wake_fd)  # not in `close`: `wake` may come in the middle of it
         self._is_closed = False
         self._poll = select.poll()
         try:
@@ -172,7 +172,12 @@ class Dealer:
 
     def wake(self) -> None:
         """End the receiving thread's `wait`. Takes no lock, for a signal handler may call it in the middle of a `send`."""
-        os.eventfd_write(self._wake_fd, 1)
+        if self._let_go.alive:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def release(self) -> None:
+        """Let go of what `wake` uses, once nobody can call it any more."""
+        self._let_go()
 
     def receive(self) -> list[bytes] | None:
         """The next message's frames, or None when there is none now (receiving thread)."""

@@ -220,6 +220,8 @@ class Connection:
         self.begin_close()
         if not self.is_own_thread and not self._dealer.is_interrupted_here:
             self._thread.join(5)
+            if self._is_ended:
+                self._dealer.release()
 
     @property
     def _is_gone(self) -> bool:
