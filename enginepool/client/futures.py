@@ -20,7 +20,26 @@ def refusal_of(output: Output) -> PoolError | None:
     return None if kind is None else kind(str(error))
 
 
-class OutputFuture(Future[Output]):
+class SingleSink:
+    """What the sinks of single items share: a refusal that is no item's fault is raised like a lost pool."""
+
+    def put(self, output: Output) -> None:
+        """The item has ended."""
+        raise NotImplementedError
+
+    def lose(self, error: EnginePoolError) -> None:
+        """Nothing will come."""
+        raise NotImplementedError
+
+    def refuse(self, output: Output) -> None:
+        """The pool did not accept the item."""
+        if (error := refusal_of(output)) is None:
+            self.put(output)
+        else:
+            self.lose(error)
+
+
+class OutputFuture(SingleSink, Future[Output]):
     """Resolves to an Output, one with an `error` included; raises only when the pool itself could not be asked."""
 
     def __init__(self) -> None:
@@ -42,20 +61,13 @@ class OutputFuture(Future[Output]):
         with suppress(InvalidStateError):
             self.set_result(output)
 
-    def refuse(self, output: Output) -> None:
-        """The pool did not accept the item."""
-        if (error := refusal_of(output)) is None:
-            self.put(output)
-        else:
-            self.lose(error)
-
     def lose(self, error: EnginePoolError) -> None:
         """The pool is gone."""
         with suppress(InvalidStateError):
             self.set_exception(error)
 
 
-class Waiter:
+class Waiter(SingleSink):
     """One caller that waits for one output; lighter than a future."""
 
     def __init__(self) -> None:
@@ -76,13 +88,6 @@ class Waiter:
         """The item has ended."""
         self._output = output
         self._lock.release()
-
-    def refuse(self, output: Output) -> None:
-        """The pool did not accept the item."""
-        if (error := refusal_of(output)) is None:
-            self.put(output)
-        else:
-            self.lose(error)
 
     def lose(self, error: EnginePoolError) -> None:
         """The pool is gone."""

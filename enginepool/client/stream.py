@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from enginepool.client.connection import Connection
-from enginepool.client.futures import refusal_of
+from enginepool.client.futures import SingleSink
 from enginepool.client.mailbox import LoopMailbox, Mailbox, ThreadMailbox
 from enginepool.client.outputs import Output
 from enginepool.client.ticket import Ticket
@@ -69,7 +69,7 @@ class Transcript:
             sample.logprobs = (sample.logprobs or []) + part.logprobs
 
 
-class StreamEnd:
+class StreamEnd(SingleSink):
     """The sink of a stream: told by the receiving thread and, at a time limit, by the reader's own; whoever ends it first has."""
 
     def __init__(self, mailbox: Mailbox[Delta]) -> None:
@@ -94,13 +94,6 @@ class StreamEnd:
             *deltas, last = self._transcript.add(output.outputs) or [Delta()]
             output.outputs = self._transcript.samples()
             self._push([*deltas, msgspec.structs.replace(last, output=output)])
-
-    def refuse(self, output: Output) -> None:
-        """The pool did not accept the item."""
-        if (error := refusal_of(output)) is None:
-            self.put(output)
-        else:
-            self.lose(error)
 
     def lose(self, error: EnginePoolError) -> None:
         """The pool is gone."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from enginepool.clock import ClockAnchor, EngineStamps, monotonic
+from enginepool.clock import ClockAnchor, decode_stamps, monotonic
 from enginepool.dispatcher.backlog import Item
 from enginepool.dispatcher.desk import Deliver
 from enginepool.dispatcher.latency import LatencyWindow
@@ -15,7 +15,6 @@ from enginepool.dispatcher.trace_file import TraceWriter
 from enginepool.errors import Code, ItemError
 
 COUNTERS_S = 1.0
-_decode = msgspec.msgpack.Decoder(EngineStamps | None).decode
 
 
 class Observer:
@@ -89,7 +88,7 @@ class Observer:
 
 def _milestones(stamps: msgspec.Raw) -> Milestones:
     try:
-        found = _decode(stamps)
+        found = decode_stamps(stamps)
     except msgspec.DecodeError:  # only forwarded otherwise: whoever reads it there will tell
         return NOTHING_REACHED
     return NOTHING_REACHED if found is None else (found.scheduled, found.first_token, found.last_token, found.num_tokens)
