@@ -85,6 +85,15 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_items_per_message: Annotated[PositiveInt, Meta(description="Items in one message.")] = 1024
     max_slice: Annotated[PositiveInt, Meta(description="Items handed to a worker in one message (continuous mode).")] = 32
     heartbeat_s: Annotated[PositiveFloat, Meta(description="Interval of the workers' heartbeats.")] = 1.0
+    mute_timeout_s: Annotated[
+        PositiveFloat, Meta(description="A ready worker without a heartbeat for this long is killed; at least three heartbeats.")
+    ] = 15.0
+    admit_timeout_s: Annotated[
+        PositiveFloat, Meta(description="Longest time that an engine may take to take one item in (compiling its schema, say).")
+    ] = 60.0
+    stall_timeout_s: Annotated[
+        PositiveFloat, Meta(description="Longest time without a token or a result with work in hand, for a worker and for an item.")
+    ] = 300.0
     trace: Annotated[str | None, Meta(description="Write a Chrome trace of all items to this file, a lane for each slot of a worker.")] = (
         None
     )
@@ -111,6 +120,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise SettingsError(f"workers must be at least 1, or auto; got {self.workers}")
         if self.batch_timeout_s is not None and self.batch_size is None:
             raise SettingsError("batch_timeout_s means static batching, so it needs batch_size too")
+        if self.mute_timeout_s < 3 * self.heartbeat_s:
+            least = f"three times heartbeat_s, {3 * self.heartbeat_s:g} s"
+            raise SettingsError(f"mute_timeout_s must be at least {least}; got {self.mute_timeout_s:g}")
         if self.workers != "auto" and self.min_ready is not None and self.min_ready > self.workers:
             raise SettingsError(f"min_ready is {self.min_ready}, but there are only {self.workers} workers")
 
@@ -245,7 +257,7 @@ def resolve_settings(
     return settings, {item.name: origins.get(item.name, "default") for item in iter_settings()}
 
 
-_PARTNERS = {"batch_timeout_s": "batch_size", "min_ready": "workers"}
+_PARTNERS = {"batch_timeout_s": "batch_size", "min_ready": "workers", "mute_timeout_s": "heartbeat_s", "heartbeat_s": "mute_timeout_s"}
 
 
 def _partner(name: str, merged: Mapping[str, Any]) -> dict[str, Any]:

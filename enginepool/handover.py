@@ -36,6 +36,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_static: bool
     heartbeat_s: float
     max_frame_bytes: int
+    stall_timeout_s: float
 
 
 def put(value: msgspec.Struct) -> int:

@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from enginepool.dispatcher.assign import Assignment, BatchRule, WorkerLoad, assign_isolated, assign_slice
+from enginepool.dispatcher.assign import Assignment, BatchRule, WorkerLoad, assign_slice, assign_trial, reserve_for_trial
 
 
 def _load(index: int, in_hand: int = 0, capacity: int = 4, prefetch: int = 2, *, is_isolating: bool = False) -> WorkerLoad:
@@ -52,15 +52,31 @@ def test_assign_slice_repeated_fills_windows_and_prefetches_last(seed: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("loads", "expected"),
+    ("loads", "died_in", "expected"),
     [
-        pytest.param([_load(0, 1), _load(1)], 1, id="the-empty-one"),
-        pytest.param([_load(0, 1), _load(1, 2)], None, id="none-is-empty"),
-        pytest.param([], None, id="no-workers"),
+        pytest.param([_load(0, 1), _load(1)], {1}, 1, id="the-empty-one"),
+        pytest.param([_load(0), _load(1)], {0}, 1, id="rather-where-they-have-not-died"),
+        pytest.param([_load(0, 1), _load(1, 2)], set(), None, id="none-is-empty"),
+        pytest.param([_load(0, 1, is_isolating=True), _load(1)], set(), None, id="half-of-the-workers-try-already"),
+        pytest.param([_load(0, 1, is_isolating=True), _load(1), _load(2, 1), _load(3, 1)], set(), 1, id="less-than-half-do"),
+        pytest.param([], set(), None, id="no-workers"),
     ],
 )
-def test_assign_isolated_takes_an_empty_worker_only(loads: list[WorkerLoad], expected: int | None) -> None:
-    assert assign_isolated(loads) == expected
+def test_assign_trial_takes_an_empty_worker_only(loads: list[WorkerLoad], died_in: set[int], expected: int | None) -> None:
+    assert assign_trial(loads, died_in) == expected
+
+
+@pytest.mark.parametrize(
+    ("loads", "died_in", "expected"),
+    [
+        pytest.param([_load(0, 3), _load(1, 1)], set(), 1, id="the-emptiest"),
+        pytest.param([_load(0, 3), _load(1, 1)], {1}, 0, id="rather-where-they-have-not-died"),
+        pytest.param([_load(0, 3, is_isolating=True), _load(1, 1)], set(), None, id="one-tries-already"),
+        pytest.param([], set(), None, id="no-workers"),
+    ],
+)
+def test_reserve_for_trial_empties_one_worker(loads: list[WorkerLoad], died_in: set[int], expected: int | None) -> None:
+    assert reserve_for_trial(loads, died_in) == expected
 
 
 RULE = BatchRule(size=4, timeout_s=0.5)

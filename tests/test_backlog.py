@@ -76,22 +76,32 @@ def test_push_back_makes_items_wait_again_without_a_lease() -> None:
     assert (item.state, item.lease) == (ItemState.QUEUED, None)
 
 
-def test_push_back_alone_is_kept_apart_from_the_rest() -> None:
-    suspects, other = [_item(1), _item(2)], _item(3)
+def test_trials_are_kept_apart_from_the_rest_and_in_their_groups() -> None:
+    suspects, other = [_item(1), _item(2), _item(3)], _item(4)
     backlog = _backlog(other)
-    backlog.push_back(suspects, alone=True)
-    assert (len(backlog), backlog.num_shared, backlog.has_isolated) == (3, 1, True)
-    assert _pop_all(backlog) == [3]
-    assert [item.seq for item in iter(backlog.pop_isolated, None)] == [1, 2]
-    assert not backlog.has_isolated
+    backlog.push_trials([suspects[:2], suspects[2:]])
+    assert (len(backlog), backlog.num_shared) == (4, 1)
+    assert _pop_all(backlog) == [4]
+    assert [backlog.pop_trial(), backlog.pop_trial(), backlog.pop_trial()] == [suspects[:2], suspects[2:], []]
 
 
-def test_remove_isolated_leaves_none() -> None:
-    suspect = _item(1)
+def test_trials_of_the_latest_death_come_first() -> None:
+    first, second, third = _item(1), _item(2), _item(3)
     backlog = _backlog()
-    backlog.push_back([suspect], alone=True)
-    backlog.remove(suspect)
-    assert (len(backlog), backlog.num_shared, backlog.has_isolated, backlog.pop_isolated()) == (0, 0, False, None)
+    backlog.push_trials([[first]])
+    backlog.push_trials([[second], [third]])
+    assert [backlog.pop_trial() for _ in range(3)] == [[second], [third], [first]]
+
+
+def test_remove_takes_a_suspect_out_of_its_group() -> None:
+    suspects = [_item(1), _item(2), _item(3)]
+    backlog = _backlog()
+    backlog.push_trials([suspects[:1], suspects[1:]])
+    backlog.remove(suspects[0])
+    backlog.remove(suspects[2])
+    assert (len(backlog), backlog.num_shared, backlog.next_trial()) == (1, 0, [suspects[1]])
+    backlog.remove(suspects[1])
+    assert (len(backlog), backlog.next_trial(), backlog.pop_trial()) == (0, [], [])
 
 
 def test_counts_follow_every_move() -> None:
@@ -101,9 +111,9 @@ def test_counts_follow_every_move() -> None:
     backlog.remove(items[3])
     assert (len(backlog), backlog.num_bytes) == (3, 12)
     assert popped is not None
-    backlog.push_back([popped], alone=True)
+    backlog.push_trials([[popped]])
     assert (len(backlog), backlog.num_bytes) == (4, 16)
-    while backlog.pop_isolated() or backlog.pop():
+    while backlog.pop_trial() or backlog.pop():
         pass
     assert (len(backlog), backlog.num_bytes) == (0, 0)
 
@@ -148,10 +158,10 @@ def test_oldest_arrival_looks_at_every_queue() -> None:
     assert backlog.oldest_arrival() == 2.0
 
 
-def test_oldest_arrival_ignores_removed_and_sees_isolated() -> None:
+def test_oldest_arrival_ignores_removed_and_sees_suspects() -> None:
     removed, suspect = _item(1, received=1.0), _item(2, received=2.0)
     backlog = _backlog(removed, _item(3, received=3.0))
-    backlog.push_back([suspect], alone=True)
+    backlog.push_trials([[suspect]])
     backlog.remove(removed)
     assert backlog.oldest_arrival() == 2.0
 

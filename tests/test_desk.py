@@ -11,7 +11,8 @@ import pytest
 
 from enginepool.dispatcher.assign import BatchRule, WorkerLoad
 from enginepool.dispatcher.backlog import Backlog, Item
-from enginepool.dispatcher.desk import Desk, Grant
+from enginepool.dispatcher.desk import ABORT_GRACE_S, Desk, Fate, Grant
+from enginepool.dispatcher.suspects import Cause, Death
 from enginepool.errors import Code, ItemError
 from enginepool.protocol import NO_STAMPS, SubmitItem
 from enginepool.status import ItemState
@@ -20,6 +21,8 @@ ENGINE_ERROR = ItemError(Code.WORKER_LOST, "the engine said no")
 ABORTED = ItemError(Code.ABORTED, "aborted by the caller")
 STOPPED = ItemError(Code.DRAINING, "the pool stopped")
 RULE = BatchRule(size=4, timeout_s=0.5)
+KILLED = Death("was killed by SIGKILL", Cause.OUTSIDE)
+SEGV = Death("was killed by SIGSEGV")
 
 
 class Office:
@@ -123,7 +126,7 @@ def test_done_by_a_worker_that_does_not_hold_it_is_dropped() -> None:
 def test_done_of_an_old_lease_is_dropped() -> None:
     office = Office()
     old = office.lease_one()
-    office.desk.worker_died(0, "was killed")
+    office.desk.worker_died(0, KILLED, 1)
     ((_, (new,), _),) = office.grant()
     office.desk.done(0, old, b"late", None)
     office.desk.done(0, new, b"fresh", None)
@@ -240,37 +243,93 @@ def test_worker_died_puts_items_first_in_line_in_order() -> None:
     office = Office()
     office.submit_seqs(1, 2, 3)
     office.grant(capacity=2)
-    assert office.desk.worker_died(0, "was killed") == (2, 0, [])
+    assert office.desk.worker_died(0, KILLED, 1) == Fate(num_retried=2)
     assert office.granted_seqs() == [[1, 2, 3]]
 
 
-def test_worker_died_twice_isolates_suspects_on_an_empty_worker() -> None:
+def test_worker_died_twice_tries_suspects_apart_and_others_wait() -> None:
     office = Office()
     office.submit_seqs(1, 2)
     for _ in range(2):
         office.grant()
-        office.desk.worker_died(0, "was killed")
+        fate = office.desk.worker_died(0, SEGV, 1)
+    assert fate == Fate(num_apart=2)
     office.submit_seqs(3, client=b"b")
     assert office.granted_seqs() == [[1]]
     assert office.granted_seqs() == []
 
 
-def test_worker_died_alone_and_suspected_convicts_with_the_story() -> None:
+def test_worker_died_alone_convicts_with_the_story_and_explains_the_deaths_before() -> None:
     office = Office()
     office.submit_seqs(1)
-    office.grant()
-    assert office.desk.worker_died(0, "was killed by SIGSEGV") == (1, 0, [])
-    office.grant()
-    assert office.desk.worker_died(0, "was killed by SIGSEGV") == (0, 1, [0, 0])
-    assert office.endings == {1: Code.WORKER_LOST}
+    fates = []
+    for _ in range(3):
+        office.grant()
+        fates.append(office.desk.worker_died(0, SEGV, 1))
+    assert fates == [Fate(num_retried=1), Fate(num_apart=1), Fate(num_failed=1, is_charged=False, explained=[0, 0])]
+    assert office.messages[1] == "worker 0 was killed by SIGSEGV while this item ran alone in it; it was in 3 worker deaths, 3 attempts"
     assert office.desk.is_idle
+
+
+def _convict(office: Office, seq: int) -> list[int]:
+    """Let an item kill its worker in its admission, twice; returns the deaths that this explains."""
+    office.submit_seqs(seq)
+    for _ in range(2):
+        ((_, (number,), _),) = office.grant()
+        fate = office.desk.worker_died(0, Death("exited with code 9", admitting=number), 1)
+    assert fate.num_failed == 1
+    return fate.explained
+
+
+def test_convictions_explain_deaths_only_while_other_items_finish() -> None:
+    office = Office()
+    assert _convict(office, 1) == [0]
+    assert _convict(office, 2) == [], "nothing but convictions: the workers may be at fault"
+    office.submit_seqs(3)
+    ((_, (number,), _),) = office.grant()
+    office.desk.done(0, number, b"answer", None)
+    assert _convict(office, 4) == [0]
+
+
+def test_admission_that_hangs_fails_its_item_as_timeout() -> None:
+    office = Office()
+    office.submit_seqs(1, 2)
+    ((_, numbers, _),) = office.grant()
+    death = Death("was killed, for it hangs", admitting=numbers[1], hangs_in_admission=True)
+    assert office.desk.worker_died(0, death, 2) == Fate(num_retried=1, num_failed=1, is_charged=False, explained=[])
+    assert office.endings == {2: Code.TIMEOUT}
+
+
+def _suspect(office: Office, seq: int) -> None:
+    """Make an item suspected of having killed worker 1 in its admission."""
+    office.submit_seqs(seq)
+    ((worker, (number,), _),) = office.grant()
+    office.desk.worker_died(worker, Death("exited with code 9", admitting=number), 2)
+
+
+def test_busy_worker_is_emptied_for_suspects_when_no_fresh_one_is_to_come() -> None:
+    office = Office()
+    _suspect(office, 1)
+    office.submit_seqs(2, 3)
+    loads = [WorkerLoad(1, 100, 0, 5), WorkerLoad(2, 100, 0, 3)]
+    granted = list(office.desk.grant(loads, 0.0, is_complete=True))
+    assert [(grant[0], seqs_of(grant)) for grant in granted] == [(1, [2, 3])]
+
+
+def test_busy_workers_go_on_while_a_fresh_one_is_to_come() -> None:
+    office = Office()
+    _suspect(office, 1)
+    office.submit_seqs(2, 3)
+    loads = [WorkerLoad(1, 100, 0, 5), WorkerLoad(2, 100, 0, 3)]
+    granted = list(office.desk.grant(loads, 0.0, is_complete=False))
+    assert [(grant[0], seqs_of(grant)) for grant in granted] == [(2, [2]), (2, [3])]
 
 
 def test_worker_died_with_an_aborted_item_ends_it_as_aborted() -> None:
     office = Office()
     office.lease_one()
     office.desk.abort(b"a", [1])
-    office.desk.worker_died(0, "was killed")
+    office.desk.worker_died(0, KILLED, 1)
     assert office.endings == {1: Code.ABORTED}
     assert office.desk.is_idle
 
@@ -279,7 +338,7 @@ def test_worker_died_leaves_the_hand_of_others_alone() -> None:
     office = Office()
     office.submit_seqs(1, 2)
     grants = {grant[0]: grant for grant in office.grant(workers=2)}
-    office.desk.worker_died(0, "was killed")
+    office.desk.worker_died(0, KILLED, 1)
     office.desk.done(1, grants[1][1][0], b"fine", None)
     assert list(office.endings) == seqs_of(grants[1])
 
@@ -302,13 +361,13 @@ def test_delta_of_no_such_lease_is_dropped(worker: int, offset: int) -> None:
     number = office.lease_one()
     office.desk.delta(worker, number + offset, b"forged")
     assert office.deltas == []
-    assert office.desk.worker_died(0, "was killed") == (1, 0, []), "a forged delta must not make it unrepeatable"
+    assert office.desk.worker_died(0, KILLED, 1) == Fate(num_retried=1), "a forged delta must not make it unrepeatable"
 
 
 def test_delta_of_an_old_lease_is_dropped() -> None:
     office = Office()
     old = office.lease_one()
-    office.desk.worker_died(0, "was killed")
+    office.desk.worker_died(0, KILLED, 1)
     ((_, (new,), _),) = office.grant()
     office.desk.delta(0, old, b"late")
     office.desk.delta(0, new, b"fresh")
@@ -340,7 +399,7 @@ def test_delta_of_an_item_that_is_being_aborted_is_dropped(end: str) -> None:
 def test_worker_died_before_the_first_delta_of_a_stream_runs_it_again() -> None:
     office = Office()
     office.lease_one()
-    assert office.desk.worker_died(0, "was killed") == (1, 0, [])
+    assert office.desk.worker_died(0, KILLED, 1) == Fate(num_retried=1)
     ((_, (number,), _),) = office.grant()
     office.desk.delta(0, number, b"new")
     office.desk.done(0, number, b"rest", None)
@@ -352,7 +411,7 @@ def test_worker_died_within_a_stream_ends_it_with_the_story_and_spares_its_neigh
     office.submit_seqs(1, 2)
     ((_, numbers, _),) = office.grant()
     office.desk.delta(0, numbers[0], b"new")
-    assert office.desk.worker_died(0, "was killed by SIGKILL") == (1, 1, [])
+    assert office.desk.worker_died(0, KILLED, 1) == Fate(num_retried=1, num_failed=1)
     assert office.endings == {1: Code.WORKER_LOST}
     assert office.messages[1].startswith("worker 0 was killed by SIGKILL after this stream had begun")
     assert office.granted_seqs() == [[2]]
@@ -363,7 +422,7 @@ def test_worker_died_with_an_aborted_stream_ends_it_as_aborted() -> None:
     number = office.lease_one()
     office.desk.delta(0, number, b"new")
     office.desk.abort(b"a", [1])
-    office.desk.worker_died(0, "was killed")
+    office.desk.worker_died(0, KILLED, 1)
     assert office.endings == {1: Code.ABORTED}
     assert office.desk.is_idle
 
@@ -519,13 +578,36 @@ def test_static_timer_of_a_due_batch_does_not_wake_while_every_worker_is_busy() 
     assert office.desk.next_event() == math.inf
 
 
-def test_static_suspects_run_alone() -> None:
+def test_static_suspects_run_apart() -> None:
     office = Office(RULE)
     office.submit_seqs(*range(4))
     for _ in range(2):
         office.grant()
-        office.desk.worker_died(0, "was killed")
+        office.desk.worker_died(0, KILLED, 1)
     assert office.granted_seqs(now=99.0) == [[0]]
+
+
+# A worker that does not answer.
+
+
+def test_expired_item_of_a_silent_worker_is_told_after_a_grace_and_its_late_answer_is_dropped() -> None:
+    office = Office()
+    number = office.lease_one(deadline_s=1.0)
+    office.desk.expire(1.0)
+    assert (office.endings, office.aborts, office.desk.next_event()) == ({}, [(0, [number])], 1.0 + ABORT_GRACE_S)
+    office.desk.expire(1.0 + ABORT_GRACE_S)
+    assert (office.endings, office.desk.is_idle, office.desk.leases.in_hand(0)) == ({1: Code.DEADLINE_EXCEEDED}, True, 1)
+    office.desk.done(0, number, b"late", None)
+    assert (len(office.delivered), office.desk.is_idle, office.desk.leases.in_hand(0)) == (1, True, 0)
+
+
+def test_death_of_a_silent_worker_does_not_run_a_told_item_again() -> None:
+    office = Office()
+    office.lease_one(deadline_s=1.0)
+    office.desk.expire(1.0)
+    office.desk.expire(1.0 + ABORT_GRACE_S)
+    assert office.desk.worker_died(0, KILLED, 1) == Fate()
+    assert (len(office.delivered), office.granted_seqs(), office.desk.is_idle) == (1, [], True)
 
 
 def test_next_event_is_the_earlier_of_deadline_and_batch() -> None:
@@ -584,9 +666,9 @@ class Model:
         number = self.draw.choice(list(self.held[worker]))
         seq = self.held[worker].pop(number)
         self.past_leases.append((worker, number))
-        before = len(self.office.delivered)
+        before, was_told = len(self.office.delivered), seq in self.office.endings
         self.desk.done(worker, number, b"answer %d" % seq, self.draw.choice([None, None, ENGINE_ERROR]))
-        assert [item.seq for item, _, _ in self.office.delivered[before:]] == [seq]
+        assert [item.seq for item, _, _ in self.office.delivered[before:]] == ([] if was_told else [seq])
 
     def stream(self) -> None:
         live = [(worker, number, seq) for worker, hand in self.held.items() for number, seq in hand.items()]
@@ -623,11 +705,14 @@ class Model:
     def die(self) -> None:
         worker = self.draw.randrange(self.NUM_WORKERS)
         self.past_leases += [(worker, number) for number in self.held[worker]]
-        size, before = len(self.held[worker]), len(self.office.delivered)
-        streams = self.begun & set(self.held[worker].values())
+        lost = set(self.held[worker].values()) - self.office.endings.keys()
+        before, streams = len(self.office.delivered), self.begun & lost
+        numbers = [0, *self.held[worker]]
+        cause, admitting = self.draw.choice([Cause.OUTSIDE, Cause.INSIDE]), self.draw.choice([None, None, self.draw.choice(numbers)])
+        death = Death("was killed", cause, admitting or None, numbers[-2:], hangs_in_admission=self.draw.random() < 0.1)
         self.held[worker].clear()
-        retried, _, _ = self.desk.worker_died(worker, "was killed")
-        assert retried + len(self.office.delivered) - before == size
+        fate = self.desk.worker_died(worker, death, self.NUM_WORKERS)
+        assert fate.num_retried + fate.num_apart + len(self.office.delivered) - before == len(lost)
         assert streams <= {item.seq for item, _, _ in self.office.delivered[before:]}, "a stream that had begun would run again"
 
     def abort(self) -> None:
@@ -635,7 +720,7 @@ class Model:
         self.desk.abort(self.draw.choice(self.CLIENTS), seqs)
 
     def wait(self) -> None:
-        self.now += self.draw.choice([0.1, 1.0])
+        self.now += self.draw.choice([0.1, 1.0, 3.0])
         self.desk.expire(self.now)
 
     def leave(self) -> None:
@@ -649,8 +734,9 @@ class Model:
         num_waiting = len(self.desk.backlog)
         assert not ended or max(ended.values()) == 1
         assert len(set(held)) == len(held) == len(self.desk.leases)
-        assert ended.keys().isdisjoint(held)
-        assert len(self.accepted) == len(ended) + len(held) + num_waiting
+        told = ended.keys() & set(held)
+        assert {self.office.endings[seq] for seq in told} <= {Code.DEADLINE_EXCEEDED}
+        assert len(self.accepted) == len(ended) + len(held) - len(told) + num_waiting
         assert (self.desk.backlog.num_bytes == 0) == (num_waiting == 0)
 
     def settle(self) -> None:
@@ -676,7 +762,7 @@ def test_random_operations_end_every_item_exactly_once(seed: int, ending: str, r
         model.desk.close(STOPPED)
     assert sorted(item.seq for item, _, _ in model.office.delivered) == sorted(model.accepted)
     assert all(item.state is ItemState.FINISHED and item.payload == b"" for item, _, _ in model.office.delivered)
-    assert (model.desk.num_finished, model.desk.backlog.num_bytes, len(model.desk.leases)) == (len(model.accepted), 0, 0)
+    assert (model.desk.num_finished, model.desk.backlog.num_bytes, model.desk.is_idle) == (len(model.accepted), 0, True)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -14,10 +14,11 @@ from enginepool.clock import EngineStamps, decode_stamps
 from enginepool.errors import Code, ItemError
 from enginepool.payload import CompletionOutput, GenerateRequest, GenerateResult, Request, decode_parts, decode_result
 from enginepool.protocol import Abort, Delta, Done, Drain, Message, Stop
+from enginepool.recorder import FlightRecorder
 from enginepool.status import Load
 from enginepool.worker import feeder as feeder_module
 from enginepool.worker.engine import EngineBroken, EngineInfo, Event, Finished, RefusedItem, Streamed
-from enginepool.worker.feeder import Feeder
+from enginepool.worker.feeder import Feeder, FeederLimits
 from enginepool.worker.link import Batch, Command
 
 pytestmark = pytest.mark.timeout(20)
@@ -30,6 +31,7 @@ class ScriptedEngine:
     """Each item's prompt is the number of steps that it takes, or `refuse`, `fail`, `vanish`, `crash`; a stream tells each step."""
 
     def __init__(self) -> None:
+        self.recorder = FlightRecorder.make()
         self.items: dict[int, str] = {}
         self.left: dict[int, int] = {}
         self.num_steps = 0
@@ -37,6 +39,8 @@ class ScriptedEngine:
         self.extra: list[Event] = []
         self.streams: set[int] = set()
         self.scopes: list[str] = []
+        self.num_tokens = 0
+        self.counts: dict[int, int] = {}
 
     @property
     def info(self) -> EngineInfo:
@@ -45,6 +49,17 @@ class ScriptedEngine:
     @property
     def core_pids(self) -> list[int]:
         return []
+
+    @property
+    def step_lag(self) -> int:
+        return 1
+
+    @property
+    def progress(self) -> int:
+        return self.num_tokens
+
+    def token_counts(self) -> dict[int, int]:
+        return dict.fromkeys(self.left, 0) | self.counts
 
     @property
     def has_unfinished(self) -> bool:
@@ -142,9 +157,11 @@ class Outlet:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEngine]:
     monkeypatch.setattr(feeder_module, "IDLE_SLEEP_S", 0.0)
-    return ScriptedEngine()
+    scripted = ScriptedEngine()
+    yield scripted
+    scripted.recorder.close()
 
 
 def batch(**prompts: str) -> Batch:
@@ -161,8 +178,13 @@ def stream(**prompts: str) -> Batch:
 
 def run(engine: ScriptedEngine, *commands: Command, is_static: bool = False, max_frame_bytes: int = 1000) -> Outlet:
     outlet = Outlet(*commands)
-    Feeder(engine, outlet, is_static=is_static, max_frame_bytes=max_frame_bytes).run()
+    feeder_of(engine, outlet, is_static=is_static, max_frame_bytes=max_frame_bytes).run()
     return outlet
+
+
+def feeder_of(engine: ScriptedEngine, outlet: Outlet, *, is_static: bool = False, max_frame_bytes: int = 1000) -> Feeder:
+    """A feeder whose flight record stays readable as `engine.recorder`."""
+    return Feeder(engine, outlet, engine.recorder, FeederLimits(max_frame_bytes=max_frame_bytes, stall_s=60.0), is_static=is_static)
 
 
 def during_step(engine: ScriptedEngine, outlet: Outlet, step: int, command: Command) -> None:
@@ -195,7 +217,7 @@ def test_result_that_never_reached_the_engine_has_no_stamps(engine: ScriptedEngi
 def test_continuous_newcomer_joins_between_steps(engine: ScriptedEngine) -> None:
     outlet = Outlet(batch(l1="4"))
     during_step(engine, outlet, 1, batch(l2="1"))
-    Feeder(engine, outlet, is_static=False, max_frame_bytes=1000).run()
+    feeder_of(engine, outlet).run()
     assert outlet.messages == [[2], [1]]
     assert engine.num_steps == 4
 
@@ -229,7 +251,7 @@ def test_stream_in_a_static_batch_does_not_wait_for_it_but_its_end_does(engine: 
 
 def test_deltas_of_a_step_travel_together_before_its_results(engine: ScriptedEngine) -> None:
     outlet = Outlet(stream(l1="3", l2="2"))
-    Feeder(engine, outlet, is_static=False, max_frame_bytes=1000).run()
+    feeder_of(engine, outlet).run()
     assert outlet.log == ["delta 1", "delta 2", "delta 1", "done 2", "done 1"]
 
 
@@ -237,7 +259,7 @@ def test_deltas_of_a_step_travel_together_before_its_results(engine: ScriptedEng
 def test_stream_that_is_aborted_tells_nothing_more(engine: ScriptedEngine, is_static: bool) -> None:
     outlet = Outlet(stream(l1="9"))
     during_step(engine, outlet, 2, Abort([1]))
-    Feeder(engine, outlet, is_static=is_static, max_frame_bytes=1000).run()
+    feeder_of(engine, outlet, is_static=is_static).run()
     assert outlet.log == ["delta 1", "delta 1", "done 1"]
     assert outlet.codes == {1: Code.ABORTED}
 
@@ -296,7 +318,7 @@ def test_result_over_the_limit_becomes_that_items_error(engine: ScriptedEngine) 
 def test_abort_ends_one_item_and_no_neighbour(engine: ScriptedEngine, is_static: bool) -> None:
     outlet = Outlet(batch(l1="3", l2="3"))
     during_step(engine, outlet, 1, Abort([1]))
-    Feeder(engine, outlet, is_static=is_static, max_frame_bytes=1000).run()
+    feeder_of(engine, outlet, is_static=is_static).run()
     assert outlet.codes == {1: Code.ABORTED, 2: None}
     assert outlet.messages == [[1], [2]]
 
@@ -304,7 +326,7 @@ def test_abort_ends_one_item_and_no_neighbour(engine: ScriptedEngine, is_static:
 def test_abort_of_the_last_running_item_releases_its_batch(engine: ScriptedEngine) -> None:
     outlet = Outlet(batch(l1="1", l2="9"))
     during_step(engine, outlet, 2, Abort([2]))
-    Feeder(engine, outlet, is_static=True, max_frame_bytes=1000).run()
+    feeder_of(engine, outlet, is_static=True).run()
     assert (outlet.codes, engine.num_steps) == ({1: None, 2: Code.ABORTED}, 2)
 
 
@@ -357,3 +379,39 @@ def test_step_that_ran_nothing_sleeps(engine: ScriptedEngine, monkeypatch: pytes
     monkeypatch.setattr(feeder_module, "monotonic", lambda: 0.0)
     run(engine, batch(l1="3"))
     assert len(naps) == 2
+
+
+# What the flight recorder and the dispatcher see.
+
+
+def test_recorder_knows_what_is_being_admitted_when_the_engine_breaks(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "admit", lambda lease, *_: engine.left.update({lease: 9}) if lease == 1 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(engine, batch(l1="9", l2="9"))
+    record = engine.recorder.read()
+    assert (record.admitting, record.fresh) == (2, (1, 2))
+
+
+def test_recorder_forgets_newcomers_after_a_step_and_counts_what_ended(engine: ScriptedEngine) -> None:
+    run(engine, batch(l1="2"), batch(l2="refuse"))
+    record = engine.recorder.read()
+    assert (record.admitting, record.fresh, record.num_admissions, record.progress) == (None, (), 4, 1)
+
+
+@pytest.mark.parametrize(("tokens_a_step", "progress"), [(0, 1), (3, 9)], ids=["empty steps", "tokens"])
+def test_steps_that_return_nothing_are_no_progress(engine: ScriptedEngine, tokens_a_step: int, progress: int) -> None:
+    def compute(_: int) -> None:
+        engine.num_tokens += tokens_a_step
+
+    engine.before_step = compute
+    run(engine, batch(l1="9"))
+    assert engine.recorder.read().progress == progress
+
+
+def test_overtaken_item_is_ended_as_timeout_and_its_neighbour_goes_on(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeder_module, "LOAD_INTERVAL_S", 0.0)
+    monkeypatch.setattr(feeder_module, "monotonic", lambda: float(engine.num_steps))
+    engine.before_step = lambda number: engine.counts.update({2: number} if 2 in engine.left else {})
+    outlet = run(engine, batch(l1="1000", l2="200"))
+    assert outlet.codes == {1: Code.TIMEOUT, 2: None}
+    assert engine.num_steps == 200

@@ -16,7 +16,7 @@ import enginepool
 ROOT = Path(enginepool.__file__).parent
 LADDER = [
     {"errors", "lifeline"},
-    {"config", "clock", "status", "sampling", "payload", "protocol", "handover", "rundir", "chat_format"},
+    {"config", "clock", "status", "sampling", "payload", "protocol", "handover", "recorder", "rundir", "chat_format"},
     {"transport"},
     {"client", "dispatcher", "worker"},
     {"__init__", "preflight", "serve", "demo", "batch", "gateway", "integrations", "doctor"},
@@ -25,7 +25,9 @@ LADDER = [
 ]
 RANKS = {part: rank for rank, parts in enumerate(LADDER) for part in parts}
 PLACEMENT = ["placement", "affinity", "cpuset", "devices", "environment", "kv_budget", "plan", "spread"]
-PURE = [f"dispatcher.{name}" for name in ("backlog", "leases", "desk", "assign", "roster", "latency", "trace", *PLACEMENT)]
+PURE = [
+    f"dispatcher.{name}" for name in ("backlog", "leases", "suspects", "desk", "assign", "roster", "vigil", "latency", "trace", *PLACEMENT)
+]
 DOING = {"os", "time", "socket", "subprocess", "zmq", "threading", "multiprocessing", "selectors", "signal", "asyncio", "random"}
 DOING_OF_OURS = ("transport", "rundir", "handover", "clock")
 HEAVY = {"vllm", "torch", "transformers", "numpy"}

@@ -1,11 +1,11 @@
-"""A lease number names one attempt; a death convicts the killer alone, and never a neighbour."""
+"""A lease number names one attempt, of one item, by one worker."""
 
 from __future__ import annotations
 
 import pytest
 
 from enginepool.dispatcher.backlog import Item
-from enginepool.dispatcher.leases import Leases, judge
+from enginepool.dispatcher.leases import Leases
 from enginepool.status import ItemState
 
 
@@ -84,56 +84,3 @@ def test_isolation_lasts_as_long_as_the_suspect(ending: str) -> None:
     else:
         leases.revoke(0)
     assert not leases.is_isolating(0)
-
-
-def test_judge_first_death_retries_everything() -> None:
-    items = _items(3)
-    verdict = judge(items)
-    assert (verdict.retried, verdict.isolated, verdict.convicted) == (items, [], [])
-
-
-def test_judge_first_death_alone_is_no_conviction() -> None:
-    assert judge(_items(1)).convicted == []
-
-
-def test_judge_second_death_in_company_isolates() -> None:
-    items = _items(2)
-    items[0].deaths = 1
-    verdict = judge(items)
-    assert (verdict.isolated, verdict.retried, verdict.convicted) == ([items[0]], [items[1]], [])
-
-
-def test_judge_second_death_alone_convicts() -> None:
-    (item,) = _items(1)
-    item.deaths = 1
-    assert judge([item]).convicted == [item]
-
-
-def _run_until_settled(killers: set[int], count: int, hand: int) -> tuple[set[int], int]:
-    """One worker that dies whenever a killer is in its hand; returns who was convicted and how often it died."""
-    shared, isolated = _items(count), list[Item]()
-    convicted: set[int] = set()
-    deaths = 0
-    while shared or isolated:
-        group = [isolated.pop(0)] if isolated else [shared.pop(0) for _ in range(min(hand, len(shared)))]
-        if killers.isdisjoint(item.seq for item in group):
-            continue
-        deaths += 1
-        verdict = judge(group)
-        shared = verdict.retried + shared
-        isolated = verdict.isolated + isolated
-        convicted |= {item.seq for item in verdict.convicted}
-    return convicted, deaths
-
-
-@pytest.mark.parametrize("hand", [1, 2, 16, 64])
-@pytest.mark.parametrize("killer", [0, 7, 31])
-def test_judge_convicts_the_killer_alone_within_three_deaths(killer: int, hand: int) -> None:
-    convicted, deaths = _run_until_settled({killer}, 32, hand)
-    assert convicted == {killer}
-    assert deaths <= 3
-
-
-def test_judge_convicts_every_one_of_several_killers() -> None:
-    convicted, _ = _run_until_settled({3, 4, 20}, 32, 8)
-    assert convicted == {3, 4, 20}

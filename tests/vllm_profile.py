@@ -13,8 +13,9 @@ import torch
 from enginepool.handover import EngineSpec
 from enginepool.payload import GenerateRequest, Request
 from enginepool.protocol import Done, Drain, Message
+from enginepool.recorder import FlightRecorder
 from enginepool.status import Iteration
-from enginepool.worker.feeder import Feeder
+from enginepool.worker.feeder import Feeder, FeederLimits
 from enginepool.worker.link import Batch, Command
 from enginepool.worker.vllm_engine import VllmEngine
 
@@ -46,7 +47,8 @@ def main() -> None:
     engine = VllmEngine(msgspec.json.decode(sys.stdin.buffer.read(), type=EngineSpec), lambda _: None)
     outlet = Outlet(engine)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        Feeder(engine, outlet, is_static=False, max_frame_bytes=1 << 20).run()
+        limits = FeederLimits(max_frame_bytes=1 << 20, stall_s=300.0)
+        Feeder(engine, outlet, FlightRecorder.make(), limits, is_static=False).run()
     scopes = sorted(event.key for event in profile.key_averages() if event.key.startswith("enginepool"))
     print("\n" + json.dumps({"scopes": scopes, "num_done": outlet.num_done, "details": msgspec.to_builtins(outlet.details)}))
 

@@ -1,9 +1,11 @@
-"""Which worker gets how many items next: the pull rule of continuous mode and the batch rule of static mode.
+"""Which worker gets how many items next: the pull rule of continuous mode, the batch rule of static mode, and the place of suspects.
 
 Pure: loads and times in, a decision out. The loop applies it and asks again until the answer is None.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import msgspec
 
@@ -50,9 +52,22 @@ def assign_slice(loads: list[WorkerLoad], waiting: int, max_slice: int) -> Assig
     return Assignment(emptiest.index, max(1, min(max_slice, free, share)))
 
 
-def assign_isolated(loads: list[WorkerLoad]) -> int | None:
-    """The worker for an item that must run alone: an empty one, or None until there is one."""
-    return next((load.index for load in loads if load.in_hand == 0), None)
+def assign_trial(loads: list[WorkerLoad], died_in: Collection[int]) -> int | None:
+    """The worker for suspects that run apart: an empty one, rather one in which they have not died; None until there is one.
+
+    At most half of the workers try suspects at a time, so that the others' work goes on.
+    """
+    if sum(load.is_isolating for load in loads) >= max(1, len(loads) // 2):
+        return None
+    empty = [load.index for load in loads if load.in_hand == 0]
+    return min(empty, key=lambda index: (index in died_in, index), default=None)
+
+
+def reserve_for_trial(loads: list[WorkerLoad], died_in: Collection[int]) -> int | None:
+    """The worker that gets nothing new until it is empty, because suspects wait; None while one of them tries some already."""
+    if any(load.is_isolating for load in loads):
+        return None
+    return min(loads, key=lambda load: (load.index in died_in, load.in_hand, load.index)).index if loads else None
 
 
 class BatchRule(msgspec.Struct, frozen=True):

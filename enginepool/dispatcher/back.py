@@ -84,14 +84,14 @@ class Back:
         return [
             WorkerLoad(slot.index, slot.capacity, slot.prefetch, leases.sequences(slot.index), leases.is_isolating(slot.index))
             for slot in self._roster.slots
-            if slot.state is WorkerState.READY and slot.capacity > 0 and slot.peer is not None
+            if slot.state is WorkerState.READY and slot.capacity > 0 and slot.peer is not None and not slot.is_held
         ]
 
     def assign(self, now: float) -> None:
         """Hand out what the workers want."""
         assert self.desk is not None
         if self.desk.backlog:
-            for worker, numbers, payloads in self.desk.grant(self.loads(), now):
+            for worker, numbers, payloads in self.desk.grant(self.loads(), now, is_complete=self._roster.is_complete):
                 if self.on_leased is not None:
                     self.on_leased(worker, self.desk.leases.items_of(worker, numbers), now)
                 self._to_worker(worker, Lease(numbers), payloads)

@@ -22,12 +22,17 @@ class Item:
 
     __slots__ = (
         "abort_error",
+        "admission_deaths",
         "attempts",
+        "charged_in",
         "client",
         "deadline",
         "deaths",
         "died_in",
+        "evidence",
+        "fresh_deaths",
         "has_streamed",
+        "is_told",
         "last_worker",
         "lease",
         "leased",
@@ -59,8 +64,13 @@ class Item:
         self.state = ItemState.QUEUED
         self.attempts = 0
         self.deaths = 0
+        self.admission_deaths = 0
+        self.fresh_deaths = 0
+        self.evidence = 0
         self.died_in: list[int] = []
+        self.charged_in: list[int] = []
         self.has_streamed = False
+        self.is_told = False
         self.lease: int | None = None
         self.leased: float | None = None
         self.last_worker: int | None = None
@@ -116,7 +126,7 @@ class Backlog:
         self._num_items = 0
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []
-        self._isolated: deque[Item] = deque()
+        self._trials: deque[list[Item]] = deque()
         self._deadlines: list[tuple[float, int, Item]] = []
         self._num_stale = 0
 
@@ -134,15 +144,18 @@ class Backlog:
             heapq.heappush(self._deadlines, (item.deadline, id(item), item))
         self._count(item, 1)
 
-    def push_back(self, items: Iterable[Item], *, alone: bool = False) -> None:
-        """Return items whose worker died to the front of their queues, or to the queue of those that must run alone."""
+    def push_back(self, items: Iterable[Item]) -> None:
+        """Return items whose worker died to the front of their queues."""
         for item in reversed(list(items)):
-            item.state, item.lease = ItemState.QUEUED, None
-            if alone:
-                self._isolated.appendleft(item)
-            else:
-                self._level(item.priority).queue_of(item.client).appendleft(item)
-            self._count(item, 1)
+            self._level(item.priority).queue_of(item.client).appendleft(item)
+            self._wait_again(item)
+
+    def push_trials(self, groups: Iterable[list[Item]]) -> None:
+        """Return suspects whose worker died; each group will run in a worker of its own. Their groups come first."""
+        for group in reversed(list(groups)):
+            self._trials.appendleft(group)
+            for item in group:
+                self._wait_again(item)
 
     def pop(self) -> Item | None:
         """Take the next item, or None."""
@@ -154,26 +167,28 @@ class Backlog:
             del self._levels[self._order.pop(0)]
         return None
 
-    def pop_isolated(self) -> Item | None:
-        """Take the next item that must run alone, or None."""
-        while self._isolated:
-            item = self._isolated.popleft()
-            if item.state is ItemState.QUEUED:
-                self._count(item, -1)
-                return item
-        return None
+    def next_trial(self) -> list[Item]:
+        """The group that runs next in a worker of its own, without what has ended meanwhile; empty when there is none."""
+        while self._trials:
+            group = self._trials[0] = [item for item in self._trials[0] if _waits(item)]
+            if group:
+                return group
+            self._trials.popleft()
+        return []
 
-    @property
-    def has_isolated(self) -> bool:
-        """Whether an item waits that must run alone."""
-        while self._isolated and self._isolated[0].state is not ItemState.QUEUED:
-            self._isolated.popleft()
-        return bool(self._isolated)
+    def pop_trial(self) -> list[Item]:
+        """Take that group."""
+        group = self.next_trial()
+        if group:
+            self._trials.popleft()
+        for item in group:
+            self._count(item, -1)
+        return group
 
     @property
     def num_shared(self) -> int:
         """How many wait that may run beside others."""
-        return self._num_items - sum(map(_waits, self._isolated))
+        return self._num_items - sum(_waits(item) for group in self._trials for item in group)
 
     def remove(self, item: Item) -> None:
         """Take a waiting item out (it was aborted or expired); its place in the queue is skipped later."""
@@ -182,7 +197,8 @@ class Backlog:
 
     def oldest_arrival(self) -> float | None:
         """When the longest-waiting item was received, or None when nothing waits."""
-        heads = [level.oldest() for level in self._levels.values()] + [item.received for item in self._isolated if _waits(item)]
+        heads = [level.oldest() for level in self._levels.values()]
+        heads += [item.received for group in self._trials for item in group if _waits(item)]
         return min((head for head in heads if head is not None), default=None)
 
     def due(self, now: float) -> list[Item]:
@@ -215,6 +231,10 @@ class Backlog:
             self._order.append(priority)
             self._order.sort()
         return level
+
+    def _wait_again(self, item: Item) -> None:
+        item.state, item.lease = ItemState.QUEUED, None
+        self._count(item, 1)
 
     def _count(self, item: Item, sign: int) -> None:
         self._num_items += sign

@@ -5,18 +5,22 @@
     submit ─▶ QUEUED ─ grant ─▶ LEASED ─ done ─▶ FINISHED ─▶ deliver (exactly once)
                 ▲                  │
                 └── worker_died ───┘        abort, expire, close end an item from either state
+
+A worker that does not answer an expired item's abort keeps its lease, but the client is told: the engine may hang.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from enginepool.dispatcher.assign import BatchRule, WorkerLoad, assign_isolated, assign_slice
+from enginepool.dispatcher.assign import BatchRule, WorkerLoad, assign_slice, assign_trial, reserve_for_trial
 from enginepool.dispatcher.backlog import Backlog, ClientId, Item
-from enginepool.dispatcher.leases import Leases, judge
+from enginepool.dispatcher.leases import Leases
+from enginepool.dispatcher.suspects import Death, judge
 from enginepool.errors import Code, ItemError
 from enginepool.protocol import NO_STAMPS, SubmitItem
 from enginepool.status import ItemState
@@ -27,6 +31,21 @@ SendAbort = Callable[[int, list[int]], None]
 Grant = tuple[int, list[int], list[bytes]]
 
 ABORTED = ItemError(Code.ABORTED, "aborted by the caller")
+EXPIRED = ItemError(Code.DEADLINE_EXCEEDED, "the item's deadline passed before it finished")
+ABORT_GRACE_S = 2.0
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What became of a dead worker's items. `is_charged`: the death counts against the worker, not against a suspect.
+
+    `explained` are the workers whose earlier deaths, counted against them, turn out to be a convicted item's doing.
+    """
+
+    num_retried: int = 0
+    num_apart: int = 0
+    num_failed: int = 0
+    is_charged: bool = True
+    explained: list[int] = []
 
 
 class Desk:
@@ -48,6 +67,9 @@ class Desk:
         self.num_finished = 0
         self.num_failed = 0
         self.num_aborted = 0
+        self._num_good_at_conviction = -1
+        self._unanswered: deque[tuple[float, Item]] = deque()
+        self._num_told = 0
         self._max_slice = max_slice
         self._granted_at = -math.inf
         self._deliver = deliver
@@ -58,7 +80,7 @@ class Desk:
     @property
     def is_idle(self) -> bool:
         """Whether every accepted item has ended."""
-        return not self.backlog and not self.leases
+        return not self.backlog and len(self.leases) == self._num_told
 
     def submit(self, client: ClientId, items: Sequence[SubmitItem], payloads: Sequence[bytes], now: float) -> ItemError | None:
         """Accept all or none; returns why not."""
@@ -91,14 +113,26 @@ class Desk:
         self._end_early(list(self._items.get(client, {}).values()), ABORTED)
 
     def expire(self, now: float) -> None:
-        """End items whose deadline has passed."""
+        """End items whose deadline has passed; a leased one when its worker says so, or does not for too long."""
         late = self.backlog.due(now)
         if late:
-            self._end_early(late, ItemError(Code.DEADLINE_EXCEEDED, "the item's deadline passed before it finished"))
+            leased = [item for item in late if item.state is ItemState.LEASED and item.abort_error is None]
+            self._unanswered.extend((now + ABORT_GRACE_S, item) for item in leased)
+            self._end_early(late, EXPIRED)
+        while self._unanswered and self._unanswered[0][0] <= now:
+            item = self._unanswered.popleft()[1]
+            if item.state is ItemState.LEASED:
+                item.is_told = True
+                self._num_told += 1
+                self._end(item, b"", EXPIRED)
 
-    def grant(self, loads: list[WorkerLoad], now: float) -> Iterator[Grant]:
-        """Hand out what the workers want: (worker, lease numbers, payloads) until nobody wants or nothing waits."""
+    def grant(self, loads: list[WorkerLoad], now: float, *, is_complete: bool = True) -> Iterator[Grant]:
+        """Hand out what the workers want: (worker, lease numbers, payloads) until nobody wants or nothing waits.
+
+        With `is_complete` no fresh worker is to come, so one of these is emptied for suspects that wait.
+        """
         self._granted_at = now
+        loads = self._without_reserved(loads) if is_complete else loads
         by_index = {load.index: load for load in loads}
         while grant := self._next_grant(list(by_index.values()), now):
             worker = grant[0]
@@ -118,27 +152,32 @@ class Desk:
     def done(self, worker: int, number: int, payload: bytes, error: ItemError | None, stamps: msgspec.Raw = NO_STAMPS) -> None:
         """A worker answered; an answer of an older attempt finds no lease and is dropped."""
         item = self.leases.finish(number, worker)
-        if item is not None:
+        if item is not None and item.is_told:
+            self._num_told -= 1
+        elif item is not None:
             if error is not None and error.code is Code.ABORTED:
                 error = item.abort_error or error
             self._end(item, payload, error, stamps)
 
-    def worker_died(self, worker: int, how: str) -> tuple[int, int, list[int]]:
-        """Put a dead worker's items back or fail the killer.
-
-        Returns how many were put back, how many failed, and the workers whose earlier deaths the failed ones explain.
-        """
-        lost = self.leases.revoke(worker)
-        for item in lost:
-            item.died_in.append(worker)
-        verdict = judge(lost)
-        num_failed = self._end_streams([*verdict.retried, *verdict.isolated], f"worker {worker} {how}")
-        retried = self._put_back(verdict.retried, alone=False) + self._put_back(verdict.isolated, alone=True)
+    def worker_died(self, worker: int, death: Death, num_workers: int) -> Fate:
+        """Put a dead worker's items back, apart from others where they are suspects, or fail the killer."""
+        is_trial = self.leases.is_isolating(worker)
+        held = self.leases.revoke(worker)
+        lost = [item for item in held if not item.is_told]
+        self._num_told -= len(held) - len(lost)
+        verdict = judge(lost, worker, death, is_trial=is_trial, num_workers=num_workers)
+        is_charged = not is_trial and not verdict.convicted
+        if is_charged:
+            for item in lost:
+                item.charged_in.append(worker)
+        others = [*verdict.retried, *(item for group in verdict.groups for item in group)]
+        num_failed = self._end_streams(others, f"worker {worker} {death.how}")
+        num_retried, num_apart = self._put_back(verdict.retried), self._put_apart(verdict.groups)
+        explained = self._explained(verdict.convicted)
         for item in verdict.convicted:
             num_failed += item.abort_error is None
-            text = f"worker {worker} {how} while this item ran alone in it; it was in {item.deaths} worker deaths, {item.attempts} attempts"
-            self._end(item, b"", item.abort_error or ItemError(Code.WORKER_LOST, text))
-        return retried, num_failed, [index for item in verdict.convicted for index in item.died_in]
+            self._end(item, b"", item.abort_error or _conviction(item, worker, death))
+        return Fate(num_retried, num_apart, num_failed, is_charged, explained)
 
     def close(self, error: ItemError) -> int:
         """End everything that is left with `error`; returns how many that were."""
@@ -157,14 +196,14 @@ class Desk:
         A batch that was due at the last `grant` and did not go waits for a worker, whose message wakes the loop.
         """
         due = self.batch_rule.next_deadline(self.backlog.oldest_arrival()) if self.batch_rule else None
-        return min(self.backlog.next_deadline(), math.inf if due is None or due <= self._granted_at else due)
+        unanswered = self._unanswered[0][0] if self._unanswered else math.inf
+        return min(unanswered, self.backlog.next_deadline(), math.inf if due is None or due <= self._granted_at else due)
 
     def _next_grant(self, loads: list[WorkerLoad], now: float) -> Grant | None:
         if not loads or not self.backlog:
             return None
-        if self.backlog.has_isolated and (worker := assign_isolated(loads)) is not None:
-            item = self.backlog.pop_isolated()
-            return self._lease([item] if item else [], worker, now, alone=True)
+        if (suspects := self.backlog.next_trial()) and (worker := assign_trial(loads, _deaths_of(suspects))) is not None:
+            return self._lease(self.backlog.pop_trial(), worker, now, alone=True)
         waiting = self.backlog.num_shared
         if self.batch_rule:
             oldest = self.backlog.oldest_arrival()
@@ -172,6 +211,14 @@ class Desk:
             return self._lease(self._pop_items(chosen.num_sequences), chosen.index, now) if chosen else None
         chosen = assign_slice(loads, waiting, self._max_slice)
         return self._lease(self._pop_sequences(chosen.num_sequences), chosen.index, now) if chosen else None
+
+    def _without_reserved(self, loads: list[WorkerLoad]) -> list[WorkerLoad]:
+        """The workers that take new work while one is being emptied for suspects."""
+        suspects = self.backlog.next_trial()
+        if not suspects or any(load.in_hand == 0 for load in loads):
+            return loads
+        reserved = reserve_for_trial(loads, _deaths_of(suspects))
+        return [load for load in loads if load.index != reserved]
 
     def _lease(self, items: list[Item], worker: int, now: float, *, alone: bool = False) -> Grant | None:
         if not items:
@@ -208,14 +255,31 @@ class Desk:
             self._end(item, b"", ItemError(Code.WORKER_LOST, f"{what} after this stream had begun; its text so far was delivered"))
         return len(begun)
 
-    def _put_back(self, items: list[Item], *, alone: bool) -> int:
+    def _put_back(self, items: list[Item]) -> int:
+        wanted = self._still_wanted(items)
+        self.backlog.push_back(wanted)
+        return len(wanted)
+
+    def _put_apart(self, groups: list[list[Item]]) -> int:
+        wanted = [group for items in groups if (group := self._still_wanted(items))]
+        self.backlog.push_trials(wanted)
+        return sum(map(len, wanted))
+
+    def _still_wanted(self, items: list[Item]) -> list[Item]:
+        """Of items whose worker died, those that have not ended; the end that an abort had asked for comes now."""
         left = [item for item in items if item.state is not ItemState.FINISHED]
-        wanted = [item for item in left if item.abort_error is None]
-        self.backlog.push_back(wanted, alone=alone)
         for item in left:
             if item.abort_error is not None:
                 self._end(item, b"", item.abort_error)
-        return len(wanted)
+        return [item for item in left if item.abort_error is None]
+
+    def _explained(self, convicted: list[Item]) -> list[int]:
+        """The deaths that were counted against workers and are theirs no more; none while nothing else gets done in between."""
+        if not convicted:
+            return []
+        num_good = self.num_finished - self.num_failed - self.num_aborted
+        has_worked, self._num_good_at_conviction = num_good > self._num_good_at_conviction, num_good
+        return [worker for item in convicted for worker in item.charged_in] if has_worked else []
 
     def _end(self, item: Item, payload: bytes, error: ItemError | None, stamps: msgspec.Raw = NO_STAMPS) -> None:
         item.state = ItemState.FINISHED
@@ -230,3 +294,15 @@ class Desk:
         self.num_aborted += is_aborted
         self.num_failed += error is not None and not is_aborted
         self._deliver(item, payload, error, stamps)
+
+
+def _deaths_of(items: list[Item]) -> set[int]:
+    return {worker for item in items for worker in item.died_in}
+
+
+def _conviction(item: Item, worker: int, death: Death) -> ItemError:
+    story = f"it was in {item.deaths} worker death{'s' * (item.deaths > 1)}, {item.attempts} attempt{'s' * (item.attempts > 1)}"
+    if death.hangs_in_admission:
+        return ItemError(Code.TIMEOUT, f"worker {worker} {death.how}, while the engine was taking this item in; {story}")
+    when = "while the engine was taking this item in" if item.lease == death.admitting else "while this item ran alone in it"
+    return ItemError(Code.WORKER_LOST, f"worker {worker} {death.how} {when}; {story}")

@@ -1,4 +1,4 @@
-"""Leases: which attempt of which item is in which worker's hand, and what a worker's death means for each.
+"""Leases: which attempt of which item is in which worker's hand.
 
 A lease number is never used twice, so an answer to an older attempt finds nothing. Pure: time is an argument.
 """
@@ -10,8 +10,6 @@ from collections.abc import Iterable
 
 from enginepool.dispatcher.backlog import Item
 from enginepool.status import ItemState
-
-SUSPECT_AFTER_DEATHS = 2
 
 
 class Leases:
@@ -70,7 +68,7 @@ class Leases:
         return self._sequences.get(worker, 0)
 
     def is_isolating(self, worker: int) -> bool:
-        """Whether the worker runs one suspect and must get nothing beside it."""
+        """Whether the worker runs suspects and must get nothing beside them."""
         return worker in self._alone
 
     def items_of(self, worker: int, numbers: Iterable[int] | None = None) -> list[Item]:
@@ -88,33 +86,3 @@ class Leases:
         self._sequences.pop(worker, None)
         self._alone.discard(worker)
         return items
-
-
-class Verdict:
-    """What a death means for the items that were in the dead worker's hand."""
-
-    __slots__ = ("convicted", "isolated", "retried")
-
-    def __init__(self) -> None:
-        self.retried: list[Item] = []
-        self.isolated: list[Item] = []
-        self.convicted: list[Item] = []
-
-
-def judge(items: list[Item]) -> Verdict:
-    """Decide after a death: run again with others, run again alone, or fail as the killer.
-
-    An item is convicted only when it died alone and had been in a death before; from its second death on it runs
-    alone. So a killer costs at most three worker deaths and no neighbour is failed for it.
-    """
-    verdict = Verdict()
-    died_alone = len(items) == 1
-    for item in items:
-        item.deaths += 1
-        if died_alone and item.deaths >= SUSPECT_AFTER_DEATHS:
-            verdict.convicted.append(item)
-        elif item.deaths >= SUSPECT_AFTER_DEATHS:
-            verdict.isolated.append(item)
-        else:
-            verdict.retried.append(item)
-    return verdict

@@ -34,6 +34,7 @@ from enginepool.dispatcher.signals import Signals
 from enginepool.dispatcher.staff import Staff
 from enginepool.dispatcher.supervisor import Supervisor
 from enginepool.dispatcher.trace_file import TraceWriter
+from enginepool.dispatcher.warden import Warden
 from enginepool.errors import Code, ExitCode, ItemError
 from enginepool.handover import EngineSpec, WorkerSpec
 from enginepool.protocol import PROTOCOL_VERSION, Limits, Ready, Welcome
@@ -129,6 +130,7 @@ class Dispatcher:
         self._back.on_leased = self.observer.on_leased
         supervisor = Supervisor({plan.index: plan for plan in self._plan.workers}, self._make_spec, is_chatty=settings.log_level == "debug")
         self._staff = Staff(self, supervisor, self.roster, self._desk, self._back, watch=self._watch, unwatch=self._unwatch)
+        self._warden = Warden(self, supervisor, self.roster, self._desk)
         self._reporter = Reporter(self._pool_id, self._model, endpoint, self._anchor, list(self._plan.workers))
         self._watch_socket(front_router, self._front.receive)
         self._watch_socket(back_router, self._read_back)
@@ -168,7 +170,7 @@ class Dispatcher:
         """A line that a worker has printed; while it starts, a sign of life that only a failure or `debug` shows."""
         slot.progressed(monotonic(), self.settings.start_timeout_s)
         level = self.settings.log_level
-        if level == "debug" or (level == "info" and slot.state is WorkerState.READY):
+        if level == "debug" or slot.hang is not None or (level == "info" and slot.state is WorkerState.READY):
             self._tell(level_of(text), text, slot)
 
     def status(self) -> PoolStatus:
@@ -251,6 +253,7 @@ class Dispatcher:
         if self._is_stopping:
             self._finish_stop(now)
             return
+        self._warden.look(now)
         self._staff.tend(now, one_first=self._one_first)
         self._settle(now)
 
@@ -333,6 +336,7 @@ class Dispatcher:
             is_static=self.settings.batch_size is not None,
             heartbeat_s=self.settings.heartbeat_s,
             max_frame_bytes=self.settings.max_frame_bytes,
+            stall_timeout_s=self.settings.stall_timeout_s,
         )
 
     def _timeout_ms(self) -> int:

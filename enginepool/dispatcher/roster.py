@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from enginepool.dispatcher.vigil import Hang, Watch
 from enginepool.errors import ExitCode
 from enginepool.status import Load, PoolState, WorkerState
 
@@ -23,21 +24,25 @@ class RestartBudget:
         self.max_restarts = max_restarts
         self.window_s = window_s
         self.backoff_s = backoff_s
-        self._deaths: deque[float] = deque()
+        self._deaths: deque[tuple[float, bool]] = deque()
 
-    def spend(self, now: float) -> float | None:
-        """Count one death; returns the seconds to wait before the restart, or None when the budget is spent."""
-        while self._deaths and now - self._deaths[0] > self.window_s:
+    def spend(self, now: float, *, is_charged: bool = True) -> float | None:
+        """Note one death; returns the seconds to wait before the restart, or None when the budget is spent.
+
+        A death that is not charged makes the wait longer, but the worker is not given up for it.
+        """
+        while self._deaths and now - self._deaths[0][0] > self.window_s:
             self._deaths.popleft()
-        self._deaths.append(now)
-        if len(self._deaths) > self.max_restarts:
+        self._deaths.append((now, is_charged))
+        if is_charged and sum(charged for _, charged in self._deaths) > self.max_restarts:
             return None
-        return float(min(MAX_BACKOFF_S, self.backoff_s * 2 ** (len(self._deaths) - 1)))
+        return float(min(MAX_BACKOFF_S, self.backoff_s * 2 ** min(len(self._deaths) - 1, 16)))
 
     def refund(self) -> None:
         """A death turned out to be an item's doing, not the worker's."""
-        if self._deaths:
-            self._deaths.pop()
+        charged = next((death for death in reversed(self._deaths) if death[1]), None)
+        if charged is not None:
+            self._deaths.remove(charged)
 
 
 class Slot:
@@ -60,6 +65,11 @@ class Slot:
         self.farewell: str | None = None
         self.capacity = 0
         self.prefetch = 0
+        self.num_beats = 0
+        self.hang: Hang | None = None
+        self.hang_text: str | None = None
+        self.kill_at = math.inf
+        self.watch: Watch | None = None
         self.load = Load()
         self._samples: deque[tuple[float, int, int]] = deque()
 
@@ -69,6 +79,7 @@ class Slot:
         self.stage, self.failure, self.failure_kind, self.farewell = "starting", None, None, None
         self.restarts += 1
         self.deadline = now + start_timeout_s
+        self.num_beats, self.hang, self.hang_text, self.kill_at, self.watch = 0, None, None, math.inf, None
         self.load = Load()
         self._samples.clear()
 
@@ -83,8 +94,9 @@ class Slot:
         self.state, self.stage, self.deadline = WorkerState.READY, "ready", math.inf
 
     def beat(self, load: Load, now: float) -> None:
-        """Note a heartbeat's counters for the rates."""
+        """Note a heartbeat, and its counters for the rates."""
         self.load = load
+        self.num_beats += 1
         self._samples.append((now, load.prompt_tokens, load.generation_tokens))
         while len(self._samples) > 2 and now - self._samples[0][0] > RATE_SPAN_S:
             self._samples.popleft()
@@ -97,18 +109,28 @@ class Slot:
         span = max(t1 - t0, 1e-9)
         return (p1 - p0) / span, (g1 - g0) / span
 
-    def died(self, last_exit: str, now: float, *, is_permanent: bool) -> None:
+    @property
+    def is_held(self) -> bool:
+        """Whether this worker gets no new work, because it seems to hang."""
+        return self.hang is not None or (self.watch is not None and self.watch.is_held)
+
+    def condemned(self, hang: Hang, text: str, kill_at: float) -> None:
+        """It hangs: its stacks are asked for now, and it is killed at `kill_at`."""
+        self.hang, self.hang_text, self.kill_at = hang, text, kill_at
+
+    def died(self, last_exit: str, now: float, *, is_permanent: bool, is_charged: bool = True) -> None:
         """The process is gone: back off and start anew, or give this worker up."""
         self.pid, self.peer, self.last_exit, self.last_exit_at = None, None, last_exit, now
         self.capacity = self.prefetch = 0
         self.load = Load()
         self._samples.clear()
-        self.deadline = math.inf
+        self.deadline = self.kill_at = math.inf
+        self.watch = None
         if self.state is WorkerState.DRAINING:
             self.state = WorkerState.STOPPED
             return
         self.state = WorkerState.LOST
-        wait_s = None if is_permanent else self.budget.spend(now)
+        wait_s = None if is_permanent else self.budget.spend(now, is_charged=is_charged)
         if wait_s is None:
             self.state, self.stage = WorkerState.FAILED, "failed"
             self.failure = self.failure or last_exit
@@ -136,6 +158,16 @@ class Roster:
             busy = any(slot.state is WorkerState.STARTING for slot in self.slots)
             return [] if busy else due[:1]
         return due
+
+    @property
+    def num_in_use(self) -> int:
+        """How many workers are not given up."""
+        return len(self.slots) - self.count(WorkerState.FAILED)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no worker is to come back."""
+        return self.count(WorkerState.READY) == self.num_in_use
 
     def overdue(self, now: float) -> list[Slot]:
         """Starting workers that were silent for longer than the start limit."""

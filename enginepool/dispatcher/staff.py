@@ -9,10 +9,12 @@ from typing import Protocol
 from enginepool.clock import monotonic
 from enginepool.config import PoolSettings
 from enginepool.dispatcher.back import Back
-from enginepool.dispatcher.desk import Desk
+from enginepool.dispatcher.desk import Desk, Fate
 from enginepool.dispatcher.observer import Observer
 from enginepool.dispatcher.roster import Roster, Slot
-from enginepool.dispatcher.supervisor import Supervisor, WorkerProcess
+from enginepool.dispatcher.supervisor import Exit, Supervisor, WorkerProcess
+from enginepool.dispatcher.suspects import Death, cause_of
+from enginepool.dispatcher.vigil import Hang
 from enginepool.status import WorkerState
 
 EXIT_GRACE_S = 0.02
@@ -131,26 +133,22 @@ class Staff:
 
     def _bury(self, slot: Slot, process: WorkerProcess, now: float) -> None:
         self._forget(process)
-        how, tail = self._supervisor.reap(slot.index)
-        if slot.farewell:
-            how = f"{how} after {slot.farewell}"
+        ended = self._supervisor.reap(slot.index)
+        how = _how_it_ended(slot, ended)
         was, pid = slot.state, slot.pid
         self._back.forget(slot)
         is_permanent = slot.failure_kind is not None and not self._roster.was_ready
         if slot.failure_kind is None:
             was_starting = slot.state is WorkerState.STARTING
-            slot.failure = _explain(slot.failure or (f"{how} while {slot.stage!r}" if was_starting else how), tail)
+            slot.failure = _explain(slot.failure or (f"{how} while {slot.stage!r}" if was_starting else how), ended.tail)
         self._host.observer.worker_died(slot.index, how, pid)
-        retried, convicted, explained = self._desk.worker_died(slot.index, how)
-        for index in explained[:-1]:  # the last one is this death, which has not been counted yet
+        fate = self._desk.worker_died(slot.index, _death(slot, ended, how), self._roster.num_in_use)
+        for index in fate.explained:
             self._roster.slots[index].budget.refund()
-        slot.died(how, now, is_permanent=is_permanent)
-        if explained:
-            slot.budget.refund()
+        slot.died(how, now, is_permanent=is_permanent, is_charged=fate.is_charged)
         if was is not WorkerState.DRAINING:
-            fate = f"; {retried} items go back to the queue, {convicted} failed" if retried or convicted else ""
             next_step = f"restart in {slot.start_at - now:.1f} s" if slot.state is WorkerState.BACKOFF else slot.state.value
-            self._host.warn(f"worker {slot.index} (pid {pid}) {how}{fate}; {next_step}")
+            self._host.warn(f"worker {slot.index} (pid {pid}) {how}{_tell(fate)}; {next_step}")
 
     def _forget(self, process: WorkerProcess) -> None:
         for fd in (process.pidfd, process.log_fd):
@@ -163,6 +161,28 @@ def _mask_of(pid: int) -> list[int]:
         return sorted(os.sched_getaffinity(pid))
     except OSError:
         return []
+
+
+def _how_it_ended(slot: Slot, ended: Exit) -> str:
+    if slot.hang_text is not None:
+        return f"was killed, for it {slot.hang_text}"
+    return f"{ended.how} after {slot.farewell}" if slot.farewell else ended.how
+
+
+def _death(slot: Slot, ended: Exit, how: str) -> Death:
+    record, hang = ended.record, slot.hang
+    lives = slot.watch is not None and slot.watch.lives
+    return Death(how, cause_of(ended.code, hang), record.admitting, record.fresh, hangs_in_admission=hang is Hang.ADMIT and lives)
+
+
+def _tell(fate: Fate) -> str:
+    parts = [
+        f"{fate.num_retried} items go back to the queue" if fate.num_retried else "",
+        f"{fate.num_apart} suspects will run apart" if fate.num_apart else "",
+        f"{fate.num_failed} failed" if fate.num_failed else "",
+    ]
+    told = ", ".join(filter(None, parts))
+    return f"; {told}" if told else ""
 
 
 def _explain(what: str, tail: list[str]) -> str:

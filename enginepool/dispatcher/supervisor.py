@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from enginepool import handover, lifeline
@@ -22,23 +23,35 @@ from enginepool.dispatcher.logs import WorkerLog
 from enginepool.dispatcher.plan import WorkerPlan
 from enginepool.dispatcher.scratch import make_scratch, remove_scratch
 from enginepool.handover import WorkerSpec
+from enginepool.recorder import FlightRecorder, Record
 
+DUMP_SIGNAL = signal.SIGUSR1
 EXIT_MESSAGES = {
     signal.SIGKILL: " (out of memory? see the kernel log or the cgroup's memory.events)",
     signal.SIGSEGV: " (a crash in native code)",
 }
 
 
+class Exit(msgspec.Struct, frozen=True):
+    """How a worker ended: its exit status (negative for a signal), in words, its last log lines and its flight record."""
+
+    code: int
+    how: str
+    tail: list[str]
+    record: Record
+
+
 class WorkerProcess:
     """One started process of a worker slot."""
 
-    def __init__(self, index: int, popen: subprocess.Popen[bytes], log_fd: int, scratch: Path) -> None:
+    def __init__(self, index: int, popen: subprocess.Popen[bytes], log_fd: int, scratch: Path, recorder: FlightRecorder) -> None:
         self.index = index
         self.popen = popen
         self.pid = popen.pid
         self.pidfd = os.pidfd_open(popen.pid)
         self.log_fd = log_fd
         self.scratch = scratch
+        self.recorder = recorder
         self.log = WorkerLog()
         self.exited_at: float | None = None
         self.has_log_ended = False
@@ -73,27 +86,29 @@ class Supervisor:
         plan = self._plans[index]
         spec_fd = handover.put(self._make_spec(index))
         scratch = make_scratch()
+        recorder = FlightRecorder.make()
         log_read, log_write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(log_read, False)
         try:
             popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "enginepool.worker.main", str(spec_fd), str(os.getpid())],
+                [sys.executable, "-P", "-m", "enginepool.worker.main", str(spec_fd), str(os.getpid()), str(recorder.fd)],
                 stdin=subprocess.DEVNULL,
                 stdout=log_write,
                 stderr=log_write,
                 env=self._defaults | {"VLLM_RPC_BASE_PATH": str(scratch)} | child_environment(plan, os.environ),
-                pass_fds=(spec_fd,),
+                pass_fds=(spec_fd, recorder.fd),
                 process_group=0,
                 preexec_fn=_before_exec(plan.cpus, os.getpid()),
             )
         except BaseException:
             os.close(log_read)
+            recorder.close()
             remove_scratch(scratch)
             raise
         finally:
             os.close(log_write)
             os.close(spec_fd)
-        process = self.processes[index] = WorkerProcess(index, popen, log_read, scratch)
+        process = self.processes[index] = WorkerProcess(index, popen, log_read, scratch, recorder)
         return process
 
     def kill(self, index: int) -> None:
@@ -102,8 +117,22 @@ class Supervisor:
         if process is not None:
             kill_group(process.pid)
 
-    def reap(self, index: int) -> tuple[str, list[str]]:
-        """Kill what is left of an exited worker's group, reap it; returns how it ended and its last log lines."""
+    def read_record(self, index: int) -> Record:
+        """What the worker's flight recorder says now."""
+        process = self.processes.get(index)
+        return Record() if process is None else process.recorder.read()
+
+    def dump_stacks(self, index: int) -> int:
+        """Ask the processes of the worker's group that know how for the stacks of all their threads; returns how many were asked."""
+        process = self.processes.get(index)
+        members = [] if process is None else [pid for pid in psutil.pids() if _is_member(pid, process.pid) and _catches_dump(pid)]
+        for pid in members:
+            with suppress(ProcessLookupError):
+                os.kill(pid, DUMP_SIGNAL)
+        return len(members)
+
+    def reap(self, index: int) -> Exit:
+        """Kill what is left of an exited worker's group, reap it; returns how it ended."""
         process = self.processes.pop(index)
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -114,7 +143,9 @@ class Supervisor:
         os.close(process.log_fd)
         os.close(process.pidfd)
         remove_scratch(process.scratch)
-        return describe_exit(code), list(process.log.tail)
+        record = process.recorder.read()
+        process.recorder.close()
+        return Exit(code, describe_exit(code), list(process.log.tail), record)
 
 
 def kill_group(pgid: int) -> None:
@@ -132,6 +163,16 @@ def _is_member(pid: int, pgid: int) -> bool:
         return os.getpgid(pid) == pgid and b"multiprocessing.resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+def _catches_dump(pid: int) -> bool:
+    """Whether the process has a handler for the signal, which would end it otherwise."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = status.partition("SigCgt:")[2].split(maxsplit=1)
+    return bool(caught) and bool(int(caught[0], 16) >> (DUMP_SIGNAL - 1) & 1)
 
 
 def child_environment(plan: WorkerPlan, environ: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,6 @@ arguments (`EchoScript`) and, for one item, by `extra_args` of its SamplingParam
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from contextlib import nullcontext
@@ -22,6 +21,7 @@ from enginepool.errors import Code
 from enginepool.payload import ChatRequest, CompletionOutput, GenerateResult, Request, decode_params
 from enginepool.status import Load
 from enginepool.worker.echo_chat import ECHO_TEMPLATE, render_echo
+from enginepool.worker.echo_faults import misbehave
 from enginepool.worker.engine import EngineInfo, Event, Finished, RefusedItem, Scope, StartRefused, Streamed
 
 
@@ -51,6 +51,7 @@ class _Running:
         "fault",
         "first_token",
         "is_chat",
+        "is_starved",
         "is_stream",
         "num_sent",
         "num_tokens",
@@ -65,6 +66,7 @@ class _Running:
         self.text = text
         self.is_chat = isinstance(request, ChatRequest)
         self.is_stream = request.is_stream
+        self.is_starved = False
         self.num_sent = 0
         self.prompt_ids = prompt_ids
         self.params = params
@@ -91,6 +93,7 @@ class EchoEngine:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._is_miscounting = False
+        self._is_spinning = False
         self._start()
 
     @property
@@ -107,6 +110,20 @@ class EchoEngine:
     def has_unfinished(self) -> bool:
         """Whether items are in hand (a miscounting engine has forgotten them)."""
         return bool(self._items) and not self._is_miscounting
+
+    @property
+    def step_lag(self) -> int:
+        """A step runs all that was admitted before it."""
+        return 1
+
+    @property
+    def progress(self) -> int:
+        """Tokens so far."""
+        return self._prompt_tokens + self._generation_tokens
+
+    def token_counts(self) -> dict[int, int]:
+        """The tokens of each item so far."""
+        return {lease: item.num_tokens for lease, item in self._items.items()}
 
     @property
     def core_pids(self) -> list[int]:
@@ -131,10 +148,12 @@ class EchoEngine:
         item = self._items[lease] = _Running(text, ids, params, arrived, request)
         self._prompt_tokens += len(ids)
         if item.fault.get("fault") and item.fault.get("at", 0) == 0:
-            self._misbehave(item.fault)
+            self._misbehave(item)
 
     def step(self) -> list[Event]:
         """One token for each running item; with no step time, all tokens at once."""
+        if self._is_spinning:
+            return []
         running = list(self._items.items())[: self._script.max_num_seqs]
         if self._script.step_s:
             time.sleep(self._script.step_s)
@@ -142,6 +161,8 @@ class EchoEngine:
         events: list[Event] = []
         for lease, item in running:
             self._advance(item, now)
+            if item.is_starved:
+                continue
             if item.num_tokens >= item.wanted:
                 del self._items[lease]
                 events.append(Finished(lease, *_result(item, now)))
@@ -190,25 +211,25 @@ class EchoEngine:
         item.first_token = item.first_token or now
         step = 1 if self._script.step_s else item.wanted - item.num_tokens
         if item.fault.get("fault") and item.num_tokens < item.fault.get("at", 0) <= item.num_tokens + step:
-            self._misbehave(item.fault)
+            self._misbehave(item)
+        if item.is_starved or self._is_spinning:
+            return
         item.num_tokens += step
         self._generation_tokens += step
 
-    def _misbehave(self, fault: dict[str, Any]) -> None:
+    def _misbehave(self, item: _Running) -> None:
+        fault = item.fault
         if fault.get("worker", self._index) != self._index or not _is_first_time(fault.get("once")):
             return
         match fault["fault"]:
-            case "raise":
-                raise RuntimeError("the script raises here")
-            case "exit":
-                os._exit(9)
-            case "hang":
-                while True:
-                    time.sleep(3600)
-            case "segfault":
-                ctypes.string_at(0)
             case "miscount":
                 self._is_miscounting = True
+            case "spin":
+                self._is_spinning = True
+            case "starve":
+                item.is_starved = True
+            case _:
+                misbehave(fault)
 
 
 def _check(params: dict[str, Any]) -> None:

@@ -92,6 +92,17 @@ class Engine(Protocol):
         """Whether the engine holds items."""
 
     @property
+    def step_lag(self) -> int:
+        """How many steps return after an item's admission until its first one has been run through."""
+
+    @property
+    def progress(self) -> int:
+        """Changes whenever tokens were computed, those of a long prompt included; never because a step returned."""
+
+    def token_counts(self) -> dict[int, int]:
+        """The tokens generated so far for each item in hand."""
+
+    @property
     def core_pids(self) -> list[int]:
         """Processes without which the engine can not go on (none when it runs in this one)."""
 

@@ -18,9 +18,11 @@ from enginepool.clock import EngineStamps, encode_stamps, monotonic
 from enginepool.errors import Code, ItemError
 from enginepool.payload import Request
 from enginepool.protocol import NO_STAMPS, Abort, Delta, Done, DoneItem, Drain, Message, Stop
+from enginepool.recorder import FlightRecorder
 from enginepool.status import Load
 from enginepool.worker.engine import Engine, EngineBroken, Event, Finished, RefusedItem, Streamed
 from enginepool.worker.link import Batch, Command
+from enginepool.worker.stuck import StuckItems
 
 IDLE_STEP_S = 0.0002
 IDLE_SLEEP_S = 0.001
@@ -36,15 +38,25 @@ class Outlet(Protocol):
     def send(self, message: Message, payloads: Sequence[bytes] = ()) -> None: ...
 
 
+class FeederLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """A result larger than `max_frame_bytes`, or an item that others overtake for `stall_s`, becomes that item's error."""
+
+    max_frame_bytes: int
+    stall_s: float
+
+
 class Feeder:
     """Runs the engine until it is told to stop; any exception out of `run` means the engine is lost."""
 
-    def __init__(self, engine: Engine, link: Outlet, *, is_static: bool, max_frame_bytes: int) -> None:
+    def __init__(self, engine: Engine, link: Outlet, recorder: FlightRecorder, limits: FeederLimits, *, is_static: bool) -> None:
         self.load = Load()
         self._engine = engine
         self._link = link
         self._is_static = is_static
-        self._max_frame_bytes = max_frame_bytes
+        self._recorder = recorder
+        self._limits = limits
+        self._stuck = StuckItems(limits.stall_s)
+        self._progress = 0
         self._in_hand: dict[int, None] = {}
         self._batch_sizes = (0, 0)
         self._ended: list[DoneItem] = []
@@ -102,12 +114,14 @@ class Feeder:
             self._end(lease, b"", ItemError(Code.INVALID_REQUEST, f"the request could not be read: {request}"))
             return
         self._in_hand[lease] = None
+        self._recorder.begin_admission(lease)  # what raises anything else leaves it so: the last thing that was begun
         try:
             self._engine.admit(lease, request, arrived)
         except RefusedItem as refused:
             del self._in_hand[lease]
             self._count_returned()
             self._end(lease, b"", refused.error)
+        self._recorder.end_admission()
 
     def _abort(self, leases: list[int]) -> None:
         mine = [lease for lease in leases if lease in self._in_hand]
@@ -125,6 +139,8 @@ class Feeder:
         started = monotonic()
         with self._scope("enginepool worker: step"):
             events = self._engine.step()
+        self._recorder.completed_step()
+        self._note_progress(events)
         if events:
             with self._scope("enginepool worker: encode"):
                 self._collect(events)
@@ -135,6 +151,25 @@ class Feeder:
         if not events and monotonic() - started < IDLE_STEP_S:
             time.sleep(IDLE_SLEEP_S)
         self._refresh_load()
+
+    def _note_progress(self, events: list[Event]) -> None:
+        """Tokens computed or items finished; a step that returned is none."""
+        progress = self._engine.progress
+        if events or progress != self._progress:
+            self._progress = progress
+            self._recorder.progressed()
+
+    def _end_stuck(self, now: float) -> None:
+        """Give up items that the engine has forgotten, so that the rest of the batch is not held up."""
+        stuck = self._stuck.look(self._engine.token_counts(), now)
+        if stuck:
+            text = f"no token for {self._limits.stall_s:g} s while items that came later went ahead (stall_timeout_s)"
+            self._engine.abort(stuck)
+            for lease in stuck:
+                del self._in_hand[lease]
+                self._count_returned()
+                self._end(lease, b"", ItemError(Code.TIMEOUT, text))
+            self._release()
 
     def _collect(self, events: list[Event]) -> None:
         for event in events:
@@ -154,10 +189,9 @@ class Feeder:
             self._end(finished.lease, b"", result, finished.stamps)
             return
         data = payload.encode(result)
-        if len(data) > self._max_frame_bytes:
-            text = (
-                f"the result has {len(data)} bytes, more than max_frame_bytes ({self._max_frame_bytes}); ask for fewer logprobs or tokens"
-            )
+        if len(data) > self._limits.max_frame_bytes:
+            limit = f"max_frame_bytes ({self._limits.max_frame_bytes})"
+            text = f"the result has {len(data)} bytes, more than {limit}; ask for fewer logprobs or tokens"
             self._end(finished.lease, b"", ItemError(Code.RESULT_TOO_LARGE, text), finished.stamps)
         else:
             self._end(finished.lease, data, None, finished.stamps)
@@ -186,4 +220,5 @@ class Feeder:
         now = monotonic()
         if force or now >= self._load_at:
             self._load_at = now + LOAD_INTERVAL_S
+            self._end_stuck(now)
             self.load = self._engine.load()

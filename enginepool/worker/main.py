@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from enginepool.handover import WorkerSpec
     from enginepool.worker.link import Link
 
-if __name__ == "__mp_main__":
+if __name__ == "__mp_main__":  # an engine core or another child of vLLM's
+    import faulthandler
+    import signal
+
     lifeline.arm()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 EXIT_START_FAILED = 3
 EXIT_ENGINE_LOST = 70
 
 
-def main(spec_fd: int, parent_pid: int) -> int:
+def main(spec_fd: int, parent_pid: int, recorder_fd: int) -> int:
     """Run one worker; returns its exit code."""
     lifeline.arm(parent_pid)
     from enginepool import handover
@@ -36,17 +40,18 @@ def main(spec_fd: int, parent_pid: int) -> int:
     spec = handover.take(spec_fd, WorkerSpec)
     _prepare_process(spec.index)
     link = Link(spec)
-    return _work(spec, link)
+    return _work(spec, link, recorder_fd)
 
 
-def _work(spec: WorkerSpec, link: Link) -> int:
+def _work(spec: WorkerSpec, link: Link, recorder_fd: int) -> int:
     import traceback
 
     from enginepool.protocol import Window
+    from enginepool.recorder import FlightRecorder
     from enginepool.worker.boot import boot, describe
     from enginepool.worker.core_watch import watch_cores
     from enginepool.worker.engine import StartRefused
-    from enginepool.worker.feeder import Feeder
+    from enginepool.worker.feeder import Feeder, FeederLimits
 
     try:
         engine = boot(spec, link.send)
@@ -55,7 +60,9 @@ def _work(spec: WorkerSpec, link: Link) -> int:
     except Exception as error:
         traceback.print_exc()
         return _refuse_start(link, "engine", f"{type(error).__name__}: {error}")
-    feeder = Feeder(engine, link, is_static=spec.is_static, max_frame_bytes=spec.max_frame_bytes)
+    recorder = FlightRecorder.join(recorder_fd, engine.step_lag)
+    limits = FeederLimits(max_frame_bytes=spec.max_frame_bytes, stall_s=spec.stall_timeout_s)
+    feeder = Feeder(engine, link, recorder, limits, is_static=spec.is_static)
     link.load = lambda: feeder.load
     link.become_ready()
     link.send(describe(engine))
@@ -107,7 +114,7 @@ def _refuse_start(link: Link, kind: str, text: str) -> int:
 if __name__ == "__main__":
     import sys
 
-    code = main(int(sys.argv[1]), int(sys.argv[2]))
+    code = main(*map(int, sys.argv[1:4]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

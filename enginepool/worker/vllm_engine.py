@@ -94,6 +94,25 @@ class VllmEngine:
         return bool(self._engine.has_unfinished_requests())
 
     @property
+    def step_lag(self) -> int:
+        """Two where vLLM schedules a step before it returns the one before (asynchronous scheduling, a core of its own)."""
+        return 2
+
+    @property
+    def progress(self) -> int:
+        """By vLLM's statistics; without them only generated tokens count, so a long prompt looks like a stall."""
+        return self._tap.progress if self._has_stats else sum(self.token_counts().values())
+
+    def token_counts(self) -> dict[int, int]:
+        """From vLLM's detokenizers, which count whether or not there are statistics; an item's samples are added up."""
+        counts = dict.fromkeys(self._items, 0)
+        for state in self._engine.output_processor.request_states.values():
+            lease = int(state.external_req_id)
+            if lease in counts and state.detokenizer is not None:
+                counts[lease] += state.detokenizer.num_output_tokens()
+        return counts
+
+    @property
     def core_pids(self) -> list[int]:
         """The engine-core processes; none in process."""
         resources = getattr(self._engine.engine_core, "resources", None)

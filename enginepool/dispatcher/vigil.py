@@ -1,0 +1,101 @@
+"""The vigil: tells a worker that hangs from one that is slow, by what it achieves and not by its being there.
+
+Three limits: `mute` (no heartbeat, so no thread of the process runs), `admit` (one admission takes too long) and `stall`
+(work in hand, but no tokens computed and no items finished). While an admission runs only its own limit counts, for it may
+hold the interpreter. All are measured on an awake clock, which stands still while the dispatcher itself does not run: a
+dispatcher or a machine that was paused finds nobody guilty. Pure: time is an argument.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from enginepool.recorder import Record
+
+LONGEST_TURN_S = 1.0
+HELD_ADMISSION_S = 2.0
+HELD_SILENCE_S = 3.0
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Seconds; see the settings of these names."""
+
+    mute_s: float
+    admit_s: float
+    stall_s: float
+
+
+class Hang(enum.Enum):
+    """Which limit was passed."""
+
+    MUTE = "mute"
+    ADMIT = "admit"
+    STALL = "stall"
+
+
+class AwakeClock:
+    """Seconds for which the dispatcher's loop has run."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._last: float | None = None
+
+    def advance(self, now: float) -> float:
+        """The loop has come round at `now` (monotonic); a longer absence than a turn can last counts as one turn."""
+        if self._last is not None:
+            self.now += min(now - self._last, LONGEST_TURN_S)
+        self._last = now
+        return self.now
+
+
+class Watch:
+    """One ready worker process. All times are of the awake clock."""
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self._limits = limits
+        self._beats = -1
+        self._record = Record()
+        self._beat_at = self._admission_at = self._progress_at = now
+        self._now = now
+
+    def look(self, num_beats: int, record: Record, in_hand: int, now: float) -> Hang | None:
+        """Take what the worker has achieved so far; returns the limit that it has passed."""
+        before, self._record, self._now = self._record, record, now
+        if num_beats != self._beats:
+            self._beats, self._beat_at = num_beats, now
+        if record.num_admissions != before.num_admissions:
+            self._admission_at = now
+        if not in_hand or (record.progress, record.num_admissions) != (before.progress, before.num_admissions):
+            self._progress_at = now
+        if record.admitting is not None:
+            return Hang.ADMIT if self.admission_s >= self._limits.admit_s else None
+        if self.silence_s >= self._limits.mute_s:
+            return Hang.MUTE
+        return Hang.STALL if self.stall_s >= self._limits.stall_s else None
+
+    @property
+    def silence_s(self) -> float:
+        """How long no heartbeat came."""
+        return self._now - self._beat_at
+
+    @property
+    def admission_s(self) -> float:
+        """How long the admission that runs now has taken; 0 when none does."""
+        return 0.0 if self._record.admitting is None else self._now - self._admission_at
+
+    @property
+    def stall_s(self) -> float:
+        """How long nothing was achieved with work in hand."""
+        return self._now - self._progress_at
+
+    @property
+    def is_held(self) -> bool:
+        """Whether new work should rather go elsewhere, though no limit is passed yet."""
+        return self.admission_s >= min(HELD_ADMISSION_S, self._limits.admit_s) or self.silence_s >= min(HELD_SILENCE_S, self._limits.mute_s)
+
+    @property
+    def lives(self) -> bool:
+        """Whether heartbeats come."""
+        return self.silence_s < min(HELD_SILENCE_S, self._limits.mute_s)

@@ -1,0 +1,68 @@
+"""The warden: keeps the vigil over ready workers; one that hangs has its stacks dumped into the log, then its group is killed."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from enginepool.config import PoolSettings
+from enginepool.dispatcher.desk import Desk
+from enginepool.dispatcher.roster import Roster, Slot
+from enginepool.dispatcher.supervisor import Supervisor
+from enginepool.dispatcher.vigil import AwakeClock, Hang, Limits, Watch
+from enginepool.status import WorkerState
+
+DUMP_GRACE_S = 1.0
+
+
+class Teller(Protocol):
+    """Who tells what happens (the dispatcher)."""
+
+    settings: PoolSettings
+
+    def warn(self, text: str, slot: Slot | None = None) -> None: ...
+
+
+class Warden:
+    """Looks at all workers once a slow turn, after the sockets were read."""
+
+    def __init__(self, teller: Teller, supervisor: Supervisor, roster: Roster, desk: Desk) -> None:
+        settings = teller.settings
+        self._teller = teller
+        self._supervisor = supervisor
+        self._roster = roster
+        self._desk = desk
+        self._limits = Limits(settings.mute_timeout_s, settings.admit_timeout_s, settings.stall_timeout_s)
+        self._clock = AwakeClock()
+
+    def look(self, now: float) -> None:
+        """Condemn who hangs, and kill the condemned once their stacks have had time to come."""
+        awake = self._clock.advance(now)
+        for slot in self._roster.slots:
+            if slot.hang is not None:
+                if now >= slot.kill_at:
+                    slot.kill_at = float("inf")
+                    self._supervisor.kill(slot.index)
+            elif slot.state is WorkerState.READY:
+                self._look_at(slot, now, awake)
+
+    def _look_at(self, slot: Slot, now: float, awake: float) -> None:
+        if slot.watch is None:
+            slot.watch = Watch(self._limits, awake)
+        in_hand = self._desk.leases.in_hand(slot.index)
+        hang = slot.watch.look(slot.num_beats, self._supervisor.read_record(slot.index), in_hand, awake)
+        if hang is None:
+            return
+        text = _story(hang, self._limits, in_hand)
+        slot.condemned(hang, text, now + DUMP_GRACE_S)
+        num_asked = self._supervisor.dump_stacks(slot.index)
+        self._teller.warn(f"{text}; its stacks follow ({num_asked} process{'es' * (num_asked != 1)} asked), then it is killed", slot)
+
+
+def _story(hang: Hang, limits: Limits, in_hand: int) -> str:
+    match hang:
+        case Hang.MUTE:
+            return f"hangs: no heartbeat for {limits.mute_s:g} s (mute_timeout_s), none of its threads runs"
+        case Hang.ADMIT:
+            return f"hangs: it has been taking one item in for {limits.admit_s:g} s (admit_timeout_s)"
+        case Hang.STALL:
+            return f"hangs: no token and no result for {limits.stall_s:g} s with {in_hand} items in hand (stall_timeout_s)"

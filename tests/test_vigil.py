@@ -1,0 +1,107 @@
+"""A worker hangs when it achieves nothing for too long while the dispatcher itself was awake; being slow is no fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from enginepool.dispatcher.vigil import LONGEST_TURN_S, AwakeClock, Hang, Limits, Watch
+from enginepool.recorder import Record
+
+LIMITS = Limits(mute_s=15.0, admit_s=60.0, stall_s=300.0)
+
+
+class Scene:
+    """One worker, looked at once a second; what it does is set between looks."""
+
+    def __init__(self) -> None:
+        self.clock = AwakeClock()
+        self.now = 1000.0
+        self.watch = Watch(LIMITS, self.clock.advance(self.now))
+        self.beats = 0
+        self.progress = 0
+        self.num_admissions = 0
+        self.admitting: int | None = None
+
+    def live(self, seconds: int, *, beats: bool = True, progresses: bool = False, in_hand: int = 5) -> Hang | None:
+        """Let time pass; returns the first limit that is passed."""
+        for _ in range(seconds):
+            self.now += 1.0
+            self.beats += beats
+            self.progress += progresses
+            record = Record(self.progress, self.num_admissions, self.admitting)
+            hang = self.watch.look(self.beats, record, in_hand, self.clock.advance(self.now))
+            if hang is not None:
+                return hang
+        return None
+
+
+def test_worker_that_makes_progress_is_left_alone() -> None:
+    assert Scene().live(4000, progresses=True) is None
+
+
+def test_idle_worker_is_left_alone() -> None:
+    assert Scene().live(4000, in_hand=0) is None
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(299, None), (300, Hang.STALL)])
+def test_work_in_hand_without_progress_is_a_stall_at_the_limit(seconds: int, expected: Hang | None) -> None:
+    assert Scene().live(seconds) is expected
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(13, None), (16, Hang.MUTE)])
+def test_silence_is_mute_at_the_limit_even_with_progress(seconds: int, expected: Hang | None) -> None:
+    scene = Scene()
+    scene.live(1)
+    assert scene.live(seconds, beats=False, progresses=True) is expected
+
+
+@pytest.mark.parametrize("beats", [True, False], ids=["alive", "interpreter held"])
+@pytest.mark.parametrize(("seconds", "expected"), [(59, None), (62, Hang.ADMIT)])
+def test_admission_has_its_own_limit_and_no_other(seconds: int, expected: Hang | None, beats: bool) -> None:
+    scene = Scene()
+    scene.num_admissions, scene.admitting = 1, 7
+    assert scene.live(seconds, beats=beats) is expected
+    assert scene.watch.lives is beats
+
+
+def test_admissions_one_after_the_other_are_progress() -> None:
+    scene = Scene()
+    for lease in range(100):
+        scene.num_admissions, scene.admitting = lease, lease + 1
+        assert scene.live(10) is None
+
+
+def test_continued_worker_is_forgiven() -> None:
+    scene = Scene()
+    assert scene.live(10, beats=False) is None
+    assert scene.live(5, progresses=True) is None
+    assert scene.live(14, beats=False) is None
+
+
+def test_dispatcher_that_was_stopped_kills_nobody_when_it_wakes() -> None:
+    scene = Scene()
+    scene.live(10)
+    scene.now += 3600.0
+    assert scene.live(10, beats=False) is None
+
+
+def test_long_turns_count_as_one() -> None:
+    clock = AwakeClock()
+    assert [clock.advance(now) for now in (5.0, 5.25, 100.0)] == [0.0, 0.25, 0.25 + LONGEST_TURN_S]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "admitting", "beats", "is_held"),
+    [
+        pytest.param(1, None, True, False, id="lively"),
+        pytest.param(1, 7, True, False, id="short admission"),
+        pytest.param(5, 7, True, True, id="long admission"),
+        pytest.param(5, None, False, True, id="silent"),
+    ],
+)
+def test_worker_in_doubt_gets_no_new_work(seconds: int, admitting: int | None, beats: bool, is_held: bool) -> None:
+    scene = Scene()
+    scene.live(1)
+    scene.num_admissions, scene.admitting = 1, admitting
+    scene.live(seconds, beats=beats)
+    assert scene.watch.is_held is is_held
