@@ -266,12 +266,16 @@ def test_worker_died_alone_convicts_with_the_story_and_explains_the_deaths_befor
     for _ in range(3):
         office.grant()
         fates.append(office.desk.worker_died(0, SEGV, 1))
-    assert fates == [Fate(num_retried=1), Fate(num_apart=1), Fate(num_failed=1, is_charged=False, explained=[0, 0])]
+    assert fates == [
+        Fate(num_retried=1),
+        Fate(num_apart=1),
+        Fate(num_failed=1, is_charged=False, explained=[(0, True), (0, True), (0, False)]),
+    ]
     assert office.messages[1] == "worker 0 was killed by SIGSEGV while this item ran alone in it; it was in 3 worker deaths, 3 attempts"
     assert office.desk.is_idle
 
 
-def _convict(office: Office, seq: int) -> list[int]:
+def _convict(office: Office, seq: int) -> list[tuple[int, bool]]:
     """Let an item kill its worker in its admission, twice; returns the deaths that this explains."""
     office.submit_seqs(seq)
     for _ in range(2):
@@ -283,12 +287,12 @@ def _convict(office: Office, seq: int) -> list[int]:
 
 def test_convictions_explain_deaths_only_while_other_items_finish() -> None:
     office = Office()
-    assert _convict(office, 1) == [0]
+    assert _convict(office, 1) == [(0, True), (0, False)]
     assert _convict(office, 2) == [], "nothing but convictions: the workers may be at fault"
     office.submit_seqs(3)
     ((_, (number,), _),) = office.grant()
     office.desk.done(0, number, b"answer", None)
-    assert _convict(office, 4) == [0]
+    assert _convict(office, 4) == [(0, True), (0, False)]
 
 
 def test_admission_that_hangs_fails_its_item_as_timeout() -> None:
@@ -296,7 +300,7 @@ def test_admission_that_hangs_fails_its_item_as_timeout() -> None:
     office.submit_seqs(1, 2)
     ((_, numbers, _),) = office.grant()
     death = Death("was killed, for it hangs", admitting=numbers[1], hangs_in_admission=True)
-    assert office.desk.worker_died(0, death, 2) == Fate(num_retried=1, num_failed=1, is_charged=False, explained=[])
+    assert office.desk.worker_died(0, death, 2) == Fate(num_retried=1, num_failed=1, is_charged=False, explained=[(0, False)])
     assert office.endings == {2: Code.TIMEOUT}
 
 

@@ -42,6 +42,22 @@ def test_budget_of_zero_never_restarts() -> None:
     assert RestartBudget(0, 60.0, 0.1).spend(0.0) is None
 
 
+def test_budget_is_not_spent_by_deaths_that_are_not_charged() -> None:
+    budget = RestartBudget(1, 60.0, 0.1)
+    waits = [budget.spend(0.0, is_charged=is_charged) for is_charged in (True, False, False)]
+    assert waits == pytest.approx([0.1, 0.2, 0.4]), "they make the wait longer"
+    assert budget.spend(0.0) is None
+
+
+@pytest.mark.parametrize("is_charged", [True, False])
+def test_budget_refund_forgets_a_death_of_its_kind(is_charged: bool) -> None:
+    budget = RestartBudget(1, 60.0, 0.1)
+    budget.spend(0.0, is_charged=True)
+    budget.spend(0.0, is_charged=False)
+    budget.refund(is_charged=is_charged)
+    assert (budget.spend(0.0) is None) is not is_charged
+
+
 def test_budget_forgets_deaths_outside_the_window() -> None:
     budget = RestartBudget(1, 60.0, 0.1)
     assert budget.spend(0.0) == pytest.approx(0.1)

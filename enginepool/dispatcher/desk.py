@@ -12,7 +12,7 @@ A worker that does not answer an expired item's abort keeps its lease, but the c
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -38,14 +38,14 @@ ABORT_GRACE_S = 2.0
 class Fate(msgspec.Struct, frozen=True):
     """What became of a dead worker's items. `is_charged`: the death counts against the worker, not against a suspect.
 
-    `explained` are the workers whose earlier deaths, counted against them, turn out to be a convicted item's doing.
+    `explained` are the deaths (worker, was charged), this one included, that turn out to be a convicted item's doing.
     """
 
     num_retried: int = 0
     num_apart: int = 0
     num_failed: int = 0
     is_charged: bool = True
-    explained: list[int] = []
+    explained: list[tuple[int, bool]] = []
 
 
 class Desk:
@@ -273,13 +273,13 @@ class Desk:
                 self._end(item, b"", item.abort_error)
         return [item for item in left if item.abort_error is None]
 
-    def _explained(self, convicted: list[Item]) -> list[int]:
-        """The deaths that were counted against workers and are theirs no more; none while nothing else gets done in between."""
+    def _explained(self, convicted: list[Item]) -> list[tuple[int, bool]]:
+        """The deaths that were not the workers' fault; none while nothing else gets done between two convictions."""
         if not convicted:
             return []
         num_good = self.num_finished - self.num_failed - self.num_aborted
         has_worked, self._num_good_at_conviction = num_good > self._num_good_at_conviction, num_good
-        return [worker for item in convicted for worker in item.charged_in] if has_worked else []
+        return [death for item in convicted for death in _charges_of(item)] if has_worked else []
 
     def _end(self, item: Item, payload: bytes, error: ItemError | None, stamps: msgspec.Raw = NO_STAMPS) -> None:
         item.state = ItemState.FINISHED
@@ -298,6 +298,11 @@ class Desk:
 
 def _deaths_of(items: list[Item]) -> set[int]:
     return {worker for item in items for worker in item.died_in}
+
+
+def _charges_of(item: Item) -> list[tuple[int, bool]]:
+    uncharged = (Counter(item.died_in) - Counter(item.charged_in)).elements()
+    return [(worker, True) for worker in item.charged_in] + [(worker, False) for worker in uncharged]
 
 
 def _conviction(item: Item, worker: int, death: Death) -> ItemError:

@@ -38,11 +38,11 @@ class RestartBudget:
             return None
         return float(min(MAX_BACKOFF_S, self.backoff_s * 2 ** min(len(self._deaths) - 1, 16)))
 
-    def refund(self) -> None:
-        """A death turned out to be an item's doing, not the worker's."""
-        charged = next((death for death in reversed(self._deaths) if death[1]), None)
-        if charged is not None:
-            self._deaths.remove(charged)
+    def refund(self, *, is_charged: bool = True) -> None:
+        """A death turned out to be an item's doing, not the worker's: forget the latest of its kind."""
+        death = next((death for death in reversed(self._deaths) if death[1] is is_charged), None)
+        if death is not None:
+            self._deaths.remove(death)
 
 
 class Slot:

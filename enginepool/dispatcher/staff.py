@@ -143,9 +143,9 @@ class Staff:
             slot.failure = _explain(slot.failure or (f"{how} while {slot.stage!r}" if was_starting else how), ended.tail)
         self._host.observer.worker_died(slot.index, how, pid)
         fate = self._desk.worker_died(slot.index, _death(slot, ended, how), self._roster.num_in_use)
-        for index in fate.explained:
-            self._roster.slots[index].budget.refund()
         slot.died(how, now, is_permanent=is_permanent, is_charged=fate.is_charged)
+        for index, was_charged in fate.explained:
+            self._roster.slots[index].budget.refund(is_charged=was_charged)
         if was is not WorkerState.DRAINING:
             next_step = f"restart in {slot.start_at - now:.1f} s" if slot.state is WorkerState.BACKOFF else slot.state.value
             self._host.warn(f"worker {slot.index} (pid {pid}) {how}{_tell(fate)}; {next_step}")
