@@ -61,6 +61,9 @@ class ScriptedEngine:
     def token_counts(self) -> dict[int, int]:
         return dict.fromkeys(self.left, 0) | self.counts
 
+    def blocked(self) -> list[int]:
+        return []
+
     @property
     def has_unfinished(self) -> bool:
         return bool(self.left)
@@ -408,10 +411,12 @@ def test_steps_that_return_nothing_are_no_progress(engine: ScriptedEngine, token
     assert engine.recorder.read().progress == progress
 
 
-def test_overtaken_item_is_ended_as_timeout_and_its_neighbour_goes_on(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overtaken_item_is_ended_as_timeout_and_the_engine_with_it(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeder_module, "LOAD_INTERVAL_S", 0.0)
     monkeypatch.setattr(feeder_module, "monotonic", lambda: float(engine.num_steps))
     engine.before_step = lambda number: engine.counts.update({2: number} if 2 in engine.left else {})
-    outlet = run(engine, batch(l1="1000", l2="200"))
-    assert outlet.codes == {1: Code.TIMEOUT, 2: None}
-    assert engine.num_steps == 200
+    outlet = Outlet(batch(l1="1000", l2="200"))
+    with pytest.raises(EngineBroken, match="an item got no token for 60 s"):
+        feeder_of(engine, outlet).run()
+    assert outlet.codes == {1: Code.TIMEOUT}
+    assert engine.num_steps == 61

@@ -12,7 +12,7 @@ from conftest import Serve, is_alive, wait_for
 
 from enginepool import Code, EnginePoolWarning, Output, Pool, PoolState, SamplingParams
 
-MUTE = {"heartbeat_s": 0.1, "mute_timeout_s": 1.5}
+MUTE: dict[str, Any] = {"heartbeat_s": 0.1, "mute_timeout_s": 1.5}
 
 
 def _faulty(fault: str, at: int = 3, **more: Any) -> SamplingParams:
@@ -121,7 +121,7 @@ def test_admission_that_never_ends_costs_its_item_and_one_worker() -> None:
 @pytest.mark.parametrize("fault", ["sleep", "freeze"])
 def test_long_admission_is_no_hang_even_with_the_interpreter_held(fault: str) -> None:
     """A schema that compiles for long: neither the silence limit nor the stall limit counts in an admission."""
-    limits = MUTE | {"stall_timeout_s": 1.0, "admit_timeout_s": 30.0}
+    limits: dict[str, Any] = MUTE | {"stall_timeout_s": 1.0, "admit_timeout_s": 30.0}
     with Pool(engine="echo", workers=2, step_s=0.001, **limits) as pool:
         output, others = _run_beside(pool, _faulty(fault, at=0, for_s=3.0))
         assert output.ok
@@ -135,18 +135,21 @@ def test_long_generation_is_no_hang() -> None:
         assert _last_exits(pool) == []
 
 
-def test_item_that_the_engine_forgets_is_ended_and_its_worker_lives() -> None:
+@pytest.mark.parametrize("fault", ["starve", "block"])
+def test_item_that_the_engine_puts_aside_costs_itself_and_one_worker(fault: str) -> None:
+    """As a schema that never ends: overtaken by others, or blocked with nobody else there."""
     with Pool(engine="echo", workers=1, step_s=0.005, stall_timeout_s=1.0) as pool:
-        forgotten = pool.submit("forgotten", _faulty("starve", at=1))
+        doomed = pool.submit("doomed", _faulty(fault, at=1))
         later = [pool.submit(f"later {index}", SamplingParams(max_tokens=20)) for index in range(5)]
         assert all(future.result(timeout=20).ok for future in later)
-        busy = pool.submit("busy", SamplingParams(max_tokens=400))
-        error = forgotten.result(timeout=20).error
+        busy = pool.submit("busy", SamplingParams(max_tokens=400)) if fault == "starve" else None
+        error = doomed.result(timeout=20).error
         assert error is not None
         assert error.code is Code.TIMEOUT
-        assert "went ahead (stall_timeout_s)" in error.message
-        assert busy.result(timeout=20).attempts == 1
-        assert _last_exits(pool) == []
+        assert "no token for 1 s (stall_timeout_s), though its engine was free to go on" in error.message
+        assert busy is None or busy.result(timeout=20).attempts == 2
+        wait_for(lambda: _last_exits(pool), "the end of the engine")
+        assert "exited with code 70 after EngineBroken: an item got no token" in _last_exits(pool)[0]
 
 
 def test_item_that_hangs_every_engine_is_convicted_and_its_neighbours_live() -> None:

@@ -18,18 +18,20 @@ class Scene:
         self.now = 1000.0
         self.watch = Watch(LIMITS, self.clock.advance(self.now))
         self.beats = 0
+        self.cpu_s = 0.0
         self.progress = 0
         self.num_admissions = 0
         self.admitting: int | None = None
 
-    def live(self, seconds: int, *, beats: bool = True, progresses: bool = False, in_hand: int = 5) -> Hang | None:
+    def live(self, seconds: int, *, beats: bool = True, progresses: bool = False, computes: bool = False, in_hand: int = 5) -> Hang | None:
         """Let time pass; returns the first limit that is passed."""
         for _ in range(seconds):
             self.now += 1.0
             self.beats += beats
             self.progress += progresses
+            self.cpu_s += 0.5 * computes
             record = Record(self.progress, self.num_admissions, self.admitting)
-            hang = self.watch.look(self.beats, record, in_hand, self.clock.advance(self.now))
+            hang = self.watch.look(self.beats, record, in_hand, self.cpu_s, self.clock.advance(self.now))
             if hang is not None:
                 return hang
         return None
@@ -53,6 +55,14 @@ def test_silence_is_mute_at_the_limit_even_with_progress(seconds: int, expected:
     scene = Scene()
     scene.live(1)
     assert scene.live(seconds, beats=False, progresses=True) is expected
+
+
+def test_silent_process_that_computes_is_left_to_the_other_limits() -> None:
+    """Native code may hold the interpreter for long, so that no heartbeat can be sent."""
+    scene = Scene()
+    scene.live(1)
+    assert scene.live(298, beats=False, computes=True) is None
+    assert scene.live(2, beats=False, computes=True) is Hang.STALL
 
 
 @pytest.mark.parametrize("beats", [True, False], ids=["alive", "interpreter held"])

@@ -25,6 +25,7 @@ from enginepool.dispatcher.scratch import make_scratch, remove_scratch
 from enginepool.handover import WorkerSpec
 from enginepool.recorder import FlightRecorder, Record
 
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 DUMP_SIGNAL = signal.SIGUSR1
 EXIT_MESSAGES = {
     signal.SIGKILL: " (out of memory? see the kernel log or the cgroup's memory.events)",
@@ -121,6 +122,15 @@ class Supervisor:
         """What the worker's flight recorder says now."""
         process = self.processes.get(index)
         return Record() if process is None else process.recorder.read()
+
+    def cpu_s(self, index: int) -> float:
+        """Processor time that the worker's own process has used so far."""
+        process = self.processes.get(index)
+        try:
+            fields = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split() if process else []
+        except OSError:
+            fields = []
+        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS if fields else 0.0
 
     def dump_stacks(self, index: int) -> int:
         """Ask the processes of the worker's group that know how for the stacks of all their threads; returns how many were asked."""

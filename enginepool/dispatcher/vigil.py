@@ -1,9 +1,11 @@
 """The vigil: tells a worker that hangs from one that is slow, by what it achieves and not by its being there.
 
-Three limits: `mute` (no heartbeat, so no thread of the process runs), `admit` (one admission takes too long) and `stall`
-(work in hand, but no tokens computed and no items finished). While an admission runs only its own limit counts, for it may
-hold the interpreter. All are measured on an awake clock, which stands still while the dispatcher itself does not run: a
-dispatcher or a machine that was paused finds nobody guilty. Pure: time is an argument.
+Three limits: `mute` (no heartbeat, and no processor time used either: no thread of the process runs), `admit` (one admission
+takes too long) and `stall` (work in hand, but no tokens computed and no items finished). A silent process that computes may
+have its interpreter held by native code, for a minute when vLLM 0.32 prepares a large schema; the other limits find it.
+
+All are measured on an awake clock, which stands still while the dispatcher itself does not run: a dispatcher or a machine
+that was paused finds nobody guilty. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from enginepool.recorder import Record
 LONGEST_TURN_S = 1.0
 HELD_ADMISSION_S = 2.0
 HELD_SILENCE_S = 3.0
+WORKING_SHARE = 0.1
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -56,22 +59,23 @@ class Watch:
     def __init__(self, limits: Limits, now: float) -> None:
         self._limits = limits
         self._beats = -1
+        self._cpu_s = self._cpu_at_beat_s = 0.0
         self._record = Record()
         self._beat_at = self._admission_at = self._progress_at = now
         self._now = now
 
-    def look(self, num_beats: int, record: Record, in_hand: int, now: float) -> Hang | None:
-        """Take what the worker has achieved so far; returns the limit that it has passed."""
-        before, self._record, self._now = self._record, record, now
+    def look(self, num_beats: int, record: Record, in_hand: int, cpu_s: float, now: float) -> Hang | None:
+        """Take what the worker has achieved and the processor time it has used so far; returns the limit that it has passed."""
+        before, self._record, self._now, self._cpu_s = self._record, record, now, cpu_s
         if num_beats != self._beats:
-            self._beats, self._beat_at = num_beats, now
+            self._beats, self._beat_at, self._cpu_at_beat_s = num_beats, now, cpu_s
         if record.num_admissions != before.num_admissions:
             self._admission_at = now
         if not in_hand or (record.progress, record.num_admissions) != (before.progress, before.num_admissions):
             self._progress_at = now
         if record.admitting is not None:
             return Hang.ADMIT if self.admission_s >= self._limits.admit_s else None
-        if self.silence_s >= self._limits.mute_s:
+        if self.silence_s >= self._limits.mute_s and not self._computes:
             return Hang.MUTE
         return Hang.STALL if self.stall_s >= self._limits.stall_s else None
 
@@ -89,6 +93,11 @@ class Watch:
     def stall_s(self) -> float:
         """How long nothing was achieved with work in hand."""
         return self._now - self._progress_at
+
+    @property
+    def _computes(self) -> bool:
+        """Whether the silent process uses the processor."""
+        return self._cpu_s - self._cpu_at_beat_s > WORKING_SHARE * self.silence_s
 
     @property
     def is_held(self) -> bool:

@@ -49,7 +49,8 @@ class Warden:
         if slot.watch is None:
             slot.watch = Watch(self._limits, awake)
         in_hand = self._desk.leases.in_hand(slot.index)
-        hang = slot.watch.look(slot.num_beats, self._supervisor.read_record(slot.index), in_hand, awake)
+        record, cpu_s = self._supervisor.read_record(slot.index), self._supervisor.cpu_s(slot.index)
+        hang = slot.watch.look(slot.num_beats, record, in_hand, cpu_s, awake)
         if hang is None:
             return
         text = _story(hang, self._limits, in_hand)

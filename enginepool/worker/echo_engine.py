@@ -50,6 +50,7 @@ class _Running:
         "arrived",
         "fault",
         "first_token",
+        "is_blocked",
         "is_chat",
         "is_starved",
         "is_stream",
@@ -66,7 +67,7 @@ class _Running:
         self.text = text
         self.is_chat = isinstance(request, ChatRequest)
         self.is_stream = request.is_stream
-        self.is_starved = False
+        self.is_starved = self.is_blocked = False
         self.num_sent = 0
         self.prompt_ids = prompt_ids
         self.params = params
@@ -124,6 +125,10 @@ class EchoEngine:
     def token_counts(self) -> dict[int, int]:
         """The tokens of each item so far."""
         return {lease: item.num_tokens for lease, item in self._items.items()}
+
+    def blocked(self) -> list[int]:
+        """Those that the script blocks."""
+        return [lease for lease, item in self._items.items() if item.is_blocked]
 
     @property
     def core_pids(self) -> list[int]:
@@ -226,8 +231,9 @@ class EchoEngine:
                 self._is_miscounting = True
             case "spin":
                 self._is_spinning = True
-            case "starve":
+            case "starve" | "block":
                 item.is_starved = True
+                item.is_blocked = item.fault["fault"] == "block"
             case _:
                 misbehave(fault)
 

@@ -5,7 +5,7 @@
   that no thread of the process runs.
 - `mute`: the thread of the heartbeats ends, the engine goes on.
 - In the engine itself: `miscount` (it forgets its items), `spin` (its steps return nothing any more), `starve` (this item
-  gets no token any more, its neighbours do).
+  gets no token any more, its neighbours do), `block` (the same, and the engine says that it waits for something of its own).
 """
 
 from __future__ import annotations

@@ -102,6 +102,9 @@ class Engine(Protocol):
     def token_counts(self) -> dict[int, int]:
         """The tokens generated so far for each item in hand."""
 
+    def blocked(self) -> list[int]:
+        """Items that wait for something of their own (the compilation of a schema), not for their turn."""
+
     @property
     def core_pids(self) -> list[int]:
         """Processes without which the engine can not go on (none when it runs in this one)."""

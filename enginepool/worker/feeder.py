@@ -160,16 +160,12 @@ class Feeder:
             self._recorder.progressed()
 
     def _end_stuck(self, now: float) -> None:
-        """Give up items that the engine has forgotten, so that the rest of the batch is not held up."""
-        stuck = self._stuck.look(self._engine.token_counts(), now)
-        if stuck:
-            text = f"no token for {self._limits.stall_s:g} s while items that came later went ahead (stall_timeout_s)"
-            self._engine.abort(stuck)
-            for lease in stuck:
-                del self._in_hand[lease]
-                self._count_returned()
-                self._end(lease, b"", ItemError(Code.TIMEOUT, text))
-            self._release()
+        """An item that the engine has put aside for good ends here, and so does the engine: part of it is busy with that item."""
+        stuck = self._stuck.look(self._engine.token_counts(), self._engine.blocked(), now)
+        if stuck is not None:
+            text = f"no token for {self._limits.stall_s:g} s (stall_timeout_s), though its engine was free to go on"
+            self._link.send(Done([DoneItem(stuck, ItemError(Code.TIMEOUT, text))]), [b""])
+            raise EngineBroken(f"an item got {text}; its engine is replaced")
 
     def _collect(self, events: list[Event]) -> None:
         for event in events:

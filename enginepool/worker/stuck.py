@@ -1,12 +1,13 @@
-"""Finds items that an engine has forgotten while it serves others: no token for too long, and overtaken by a later item.
+"""Finds the item that an engine has put aside for good: no token for too long, and overtaken by a later item or told to be blocked.
 
 Waiting for a place is no fault: engines schedule in order of arrival and resume a preempted item first, so an item that
-waits for memory is never overtaken. Pure: time is an argument.
+waits for memory is never overtaken. Blocked items wait for something of their own, such as the compilation of a schema, which
+runs in order of arrival too: the earliest is at fault. Pure: time is an argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 
 class StuckItems:
@@ -17,10 +18,10 @@ class StuckItems:
         self._seen: dict[int, tuple[int, float]] = {}
         self._firsts: list[tuple[int, float]] = []
 
-    def look(self, counts: Mapping[int, int], now: float) -> list[int]:
-        """Take the tokens of each lease in hand so far; returns the leases that are stuck."""
+    def look(self, counts: Mapping[int, int], blocked: Collection[int], now: float) -> int | None:
+        """Take the tokens of each lease in hand so far, and those that are blocked; returns the earliest stuck lease."""
         seen, self._seen = self._seen, {}
-        stuck = []
+        stuck = None
         for lease, count in sorted(counts.items()):
             before, since = seen.get(lease, (0, now))
             if count != before:
@@ -28,8 +29,9 @@ class StuckItems:
                 if not before:
                     self._note_first(lease, now)
             self._seen[lease] = (count, since)
-            if now - since >= self._limit_s and self._was_overtaken(lease, count, since):
-                stuck.append(lease)
+            is_late = stuck is None and now - since >= self._limit_s
+            if is_late and (lease in blocked or self._was_overtaken(lease, count, since)):
+                stuck = lease
         if not counts:
             self._firsts.clear()
         return stuck

@@ -112,6 +112,13 @@ class VllmEngine:
                 counts[lease] += state.detokenizer.num_output_tokens()
         return counts
 
+    def blocked(self) -> list[int]:
+        """Items without a token whose schema vLLM may still be compiling; its statistics tell whether any item waits so."""
+        if not self._tap.num_blocked:
+            return []
+        counts = self.token_counts()
+        return [lease for lease, item in self._items.items() if item.is_structured and not counts[lease]]
+
     @property
     def core_pids(self) -> list[int]:
         """The engine-core processes; none in process."""
@@ -130,7 +137,8 @@ class VllmEngine:
                 traceback.print_exc()
             self._engine.abort_request([str(lease)])
             raise RefusedItem(_code_of(error), _message_of(error)) from error
-        self._items[lease] = _Item(arrived, is_chat=isinstance(request, ChatRequest))
+        is_structured = params.structured_outputs is not None
+        self._items[lease] = _Item(arrived, is_chat=isinstance(request, ChatRequest), is_structured=is_structured)
 
     def step(self) -> list[Event]:
         """One vLLM step; FINAL_ONLY outputs come when they are finished, DELTA outputs whenever there is something new."""
@@ -224,11 +232,12 @@ class VllmEngine:
 class _Item:
     """What is remembered of an item in the engine."""
 
-    __slots__ = ("arrived", "is_chat", "prompt_logprobs")
+    __slots__ = ("arrived", "is_chat", "is_structured", "prompt_logprobs")
 
-    def __init__(self, arrived: float, *, is_chat: bool) -> None:
+    def __init__(self, arrived: float, *, is_chat: bool, is_structured: bool) -> None:
         self.arrived = arrived
         self.is_chat = is_chat
+        self.is_structured = is_structured
         self.prompt_logprobs: Logprobs | None = None
 
 

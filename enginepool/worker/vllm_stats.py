@@ -15,6 +15,7 @@ class IterationTap(AggregateStatLoggerBase):  # type: ignore[misc]
     def __init__(self) -> None:
         self.last: Iteration | None = None
         self.progress = 0
+        self.num_blocked = 0
         self._scheduled: tuple[int, float] = (0, 0.0)
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
@@ -36,6 +37,7 @@ class IterationTap(AggregateStatLoggerBase):  # type: ignore[misc]
         if scheduler_stats is not None:
             before, self._scheduled = self._scheduled, (scheduler_stats.num_running_reqs, scheduler_stats.kv_cache_usage)
             self.progress += self._scheduled != before
+            self.num_blocked = scheduler_stats.num_skipped_waiting_reqs
         if iteration_stats is not None:
             self.progress += iteration_stats.num_generation_tokens
 
