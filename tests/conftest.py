@@ -157,7 +157,7 @@ def play(request: pytest.FixtureRequest, echo_pool: Pool) -> Play:
 class Served:
     """An `enginepool serve` process under test."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None, preexec_fn: Callable[[], object] | None = None) -> None:
         read_fd, write_fd = os.pipe()
         self.ready_fd = read_fd
         self.process = subprocess.Popen(
@@ -168,6 +168,7 @@ class Served:
             text=True,
             pass_fds=(write_fd,),
             env=os.environ | (env or {}),
+            preexec_fn=preexec_fn,
         )
         os.close(write_fd)
         self._output: tuple[str, str] | None = None
@@ -203,8 +204,8 @@ def serve(fresh_run_dir: Path) -> Iterator[Serve]:
     """Start `enginepool serve` with arguments; whatever is left at the end is killed."""
     started: list[Served] = []
 
-    def start(*arguments: str, env: dict[str, str] | None = None) -> Served:
-        started.append(Served(*arguments, env=env))
+    def start(*arguments: str, env: dict[str, str] | None = None, preexec_fn: Callable[[], object] | None = None) -> Served:
+        started.append(Served(*arguments, env=env, preexec_fn=preexec_fn))
         return started[-1]
 
     yield start

@@ -168,4 +168,5 @@ def test_numbers_are_short() -> None:
     assert [format_bytes(None), format_bytes(48 << 20), format_bytes(40 << 30)] == ["-", "48 MiB", "40.0 GiB"]
     assert [format_rate(0), format_rate(0.25), format_rate(12_345.6)] == ["0", "0.2", "12,346"]
     assert format_cpus([8, 0, 1, 2]) == "0-2,8"
-    assert [shorten_exit(describe_exit(-11)), shorten_exit(describe_exit(9)), shorten_exit("odd")] == ["SIGSEGV", "code 9", "odd"]
+    exits = [*(describe_exit(code) for code in (-11, 9, -35)), "odd"]
+    assert [shorten_exit(text) for text in exits] == ["SIGSEGV", "code 9", "signal 35", "odd"]

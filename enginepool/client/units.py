@@ -49,5 +49,5 @@ def format_cpus(cpus: list[int]) -> str:
 
 def shorten_exit(text: str) -> str:
     """`was killed by SIGKILL (perhaps …)` as SIGKILL, `exited with code 9` as code 9."""
-    found = re.search(r"\bSIG[A-Z0-9]+|\bcode \d+", text)
+    found = re.search(r"\bSIG[A-Z0-9]+|\b(signal|code) \d+", text)
     return found[0] if found else text

@@ -38,9 +38,9 @@ def read_cgroup(root: Path) -> CgroupLimits:
 
     A quota or limit set on any parent binds too, so both walk up to the mount and keep the smallest.
     """
-    cores = [cpus for folder in _folders(root, "cpuset") if (cpus := _cpuset(folder))]
-    quotas = [quota for folder in _folders(root, "cpu") if (quota := _quota(folder)) is not None]
-    limits = [limit for folder in _folders(root, "memory") if (limit := _memory_limit(folder)) is not None]
+    cores = [cpus for folder in control_folders(root, "cpuset") if (cpus := _cpuset(folder))]
+    quotas = [quota for folder in control_folders(root, "cpu") if (quota := _quota(folder)) is not None]
+    limits = [limit for folder in control_folders(root, "memory") if (limit := read_memory_limit(folder)) is not None]
     # The innermost effective set is already the intersection with all its parents.
     return CgroupLimits(cores[0] if cores else None, min(quotas, default=None), min(limits, default=None))
 
@@ -48,11 +48,28 @@ def read_cgroup(root: Path) -> CgroupLimits:
 def read_pids(root: Path) -> int | None:
     """How many more processes and threads the tightest control group lets this process make; None: no limit."""
     left = []
-    for folder in _folders(root, "pids"):
+    for folder in control_folders(root, "pids"):
         limit, current = read_text(folder / "pids.max") or "", read_text(folder / "pids.current") or ""
         if limit.isdecimal() and current.isdecimal():
             left.append(max(0, int(limit) - int(current)))
     return min(left, default=None)
+
+
+def control_folders(root: Path, controller: str) -> list[Path]:
+    """The control group of this process for one controller and all its visible parents, innermost first."""
+    mount = _find_mount(root, controller)
+    top = root / mount.point.lstrip("/")
+    member = PurePosixPath(_membership(root).get(controller if mount.version == 1 else "", "/"))
+    if ".." in member.parts or not member.is_relative_to(mount.branch):
+        return [top]
+    inside = member.relative_to(mount.branch)
+    return [top / part for part in (inside, *inside.parents)]
+
+
+def read_memory_limit(folder: Path) -> int | None:
+    """The memory limit of one control group in bytes; None where there is none."""
+    text = read_text(folder / "memory.max") or read_text(folder / "memory.limit_in_bytes") or ""
+    return int(text) if text.isdecimal() and int(text) < _V1_UNLIMITED_BYTES else None
 
 
 def read_text(path: Path) -> str | None:
@@ -69,17 +86,6 @@ def read_cpus(path: Path) -> tuple[int, ...] | None:
         return parse_cpus(read_text(path) or "") or None
     except ValueError:
         return None
-
-
-def _folders(root: Path, controller: str) -> list[Path]:
-    """The control group of this process for one controller and all its visible parents, innermost first."""
-    mount = _find_mount(root, controller)
-    top = root / mount.point.lstrip("/")
-    member = PurePosixPath(_membership(root).get(controller if mount.version == 1 else "", "/"))
-    if ".." in member.parts or not member.is_relative_to(mount.branch):
-        return [top]
-    inside = member.relative_to(mount.branch)
-    return [top / part for part in (inside, *inside.parents)]
 
 
 def _find_mount(root: Path, controller: str) -> _Mount:
@@ -130,8 +136,3 @@ def _quota(folder: Path) -> float | None:
     if not (quota.isdecimal() and period.isdecimal() and int(quota) > 0 and int(period) > 0):
         return None
     return int(quota) / int(period)
-
-
-def _memory_limit(folder: Path) -> int | None:
-    text = read_text(folder / "memory.max") or read_text(folder / "memory.limit_in_bytes") or ""
-    return int(text) if text.isdecimal() and int(text) < _V1_UNLIMITED_BYTES else None

@@ -172,7 +172,13 @@ def _how_it_ended(slot: Slot, ended: Exit) -> str:
 def _death(slot: Slot, ended: Exit, how: str) -> Death:
     record, hang = ended.record, slot.hang
     lives = slot.watch is not None and slot.watch.lives
-    return Death(how, cause_of(ended.code, hang), record.admitting, record.fresh, hangs_in_admission=hang is Hang.ADMIT and lives)
+    return Death(
+        how,
+        cause_of(ended.code, hang, was_out_of_memory=ended.is_oom),
+        record.admitting,
+        record.fresh,
+        hangs_in_admission=hang is Hang.ADMIT and lives,
+    )
 
 
 def _tell(fate: Fate) -> str:

@@ -20,26 +20,28 @@ import psutil
 
 from enginepool import handover, lifeline
 from enginepool.dispatcher.logs import WorkerLog
+from enginepool.dispatcher.oom import OomLedger, Verdict, find_counter
 from enginepool.dispatcher.plan import WorkerPlan
 from enginepool.dispatcher.scratch import make_scratch, remove_scratch
 from enginepool.handover import WorkerSpec
 from enginepool.recorder import FlightRecorder, Record
 
+BY_US = "by the dispatcher"
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 DUMP_SIGNAL = signal.SIGUSR1
-EXIT_MESSAGES = {
-    signal.SIGKILL: " (out of memory? see the kernel log or the cgroup's memory.events)",
-    signal.SIGSEGV: " (a crash in native code)",
-}
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a worker ended: its exit status (negative for a signal), in words, its last log lines and its flight record."""
+    """How a worker ended: its exit status (negative for a signal), in words, its last log lines and its flight record.
+
+    `is_oom`: the kernel is known to have killed it for lack of memory.
+    """
 
     code: int
     how: str
     tail: list[str]
     record: Record
+    is_oom: bool
 
 
 class WorkerProcess:
@@ -56,6 +58,7 @@ class WorkerProcess:
         self.log = WorkerLog()
         self.exited_at: float | None = None
         self.has_log_ended = False
+        self.was_killed_by_us = False
 
     def read_log(self) -> list[str]:
         """Lines that have come since the last call; never blocks."""
@@ -80,6 +83,7 @@ class Supervisor:
         self._defaults = {} if is_chatty else {"VLLM_LOGGING_LEVEL": "WARNING"}
         self._plans = plans
         self._make_spec = make_spec
+        self._oom = OomLedger(find_counter())
         self.processes: dict[int, WorkerProcess] = {}
 
     def start(self, index: int) -> WorkerProcess:
@@ -90,6 +94,7 @@ class Supervisor:
         recorder = FlightRecorder.make()
         log_read, log_write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(log_read, False)
+        self._oom.started(index)
         try:
             popen = subprocess.Popen(
                 [sys.executable, "-P", "-m", "enginepool.worker.main", str(spec_fd), str(os.getpid()), str(recorder.fd)],
@@ -116,6 +121,7 @@ class Supervisor:
         """SIGKILL the worker's whole group; the exit is then noticed like any other."""
         process = self.processes.get(index)
         if process is not None:
+            process.was_killed_by_us = True
             kill_group(process.pid)
 
     def read_record(self, index: int) -> Record:
@@ -155,7 +161,14 @@ class Supervisor:
         remove_scratch(process.scratch)
         record = process.recorder.read()
         process.recorder.close()
-        return Exit(code, describe_exit(code), list(process.log.tail), record)
+        verdict = self._judge(process, code)
+        is_oom = verdict is not None and verdict.is_oom
+        return Exit(code, describe_exit(code, verdict), list(process.log.tail), record, is_oom)
+
+    def _judge(self, process: WorkerProcess, code: int) -> Verdict | None:
+        if code == -signal.SIGKILL and process.was_killed_by_us:
+            return Verdict(False, BY_US)
+        return self._oom.ended(process.index) if code else None
 
 
 def kill_group(pgid: int) -> None:
@@ -191,12 +204,21 @@ def child_environment(plan: WorkerPlan, environ: Mapping[str, str]) -> dict[str,
     return kept | plan.env_set
 
 
-def describe_exit(code: int) -> str:
+def describe_exit(code: int, verdict: Verdict | None = None) -> str:
     """Exit status in words, with the likely cause of a signal."""
-    if code >= 0:
-        return f"exited with code {code}"
-    number = signal.Signals(-code)
-    return f"was killed by {number.name}{EXIT_MESSAGES.get(number, '')}"
+    if code == -signal.SIGKILL:
+        return f"was killed by SIGKILL ({verdict.text})" if verdict else "was killed by SIGKILL"
+    name = f"exited with code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
+    cause = " (a crash in native code)" if code == -signal.SIGSEGV else ""
+    meanwhile = f"; meanwhile the kernel killed a process ({verdict.text})" if verdict and verdict.is_oom else ""
+    return f"{name}{cause}{meanwhile}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"
 
 
 def _before_exec(cpus: tuple[int, ...], parent: int) -> Callable[[], None]:

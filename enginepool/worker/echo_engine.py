@@ -1,8 +1,8 @@
 """An engine without a model: repeats the prompt, on a script of latencies and misbehaviour, for tests and benchmarks.
 
 A text prompt's "tokens" are its UTF-8 bytes, so counts are exact. What it does beside echoing is asked for by engine
-arguments (`EchoScript`) and, for one item, by `extra_args` of its SamplingParams: `fault` ("raise", "exit", "hang",
-"segfault", "miscount") at token `at`, `worker` to restrict it to one worker, `once` naming a file that makes it happen only once.
+arguments (`EchoScript`) and, for one item, by `extra_args` of its SamplingParams: `fault` (`echo_faults.py` lists them) at
+token `at` (0: at admission), `worker` to restrict it to one worker, `once` naming a file that makes it happen only once.
 """
 
 from __future__ import annotations

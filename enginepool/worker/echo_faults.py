@@ -1,6 +1,7 @@
 """What an item of the echo engine can do to its worker, for tests of what the pool makes of it.
 
-- `raise`, `exit` (with `code`, 9 by default), `segfault`, `kill` (SIGKILL), `stop` (SIGSTOP): end or stop the process.
+- `raise`, `exit` (with `code`, 9 by default), `segfault`, `kill` (SIGKILL), `oom` (takes memory until the kernel
+  kills it), `stop` (SIGSTOP): end or stop the process.
 - `hang`: the engine's thread waits for ever. `sleep`: for `for_s` seconds. `freeze`: the same with the interpreter's lock held, so
   that no thread of the process runs.
 - `mute`: the thread of the heartbeats ends, the engine goes on.
@@ -15,7 +16,10 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
+
+EATEN_BYTES = 16 << 20
 
 
 def misbehave(fault: dict[str, Any]) -> None:
@@ -31,6 +35,8 @@ def misbehave(fault: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "oom":
+            _eat_memory()
         case "hang":
             while True:
                 time.sleep(3600)
@@ -42,6 +48,14 @@ def misbehave(fault: dict[str, Any]) -> None:
             _end_the_beat()
         case word:
             raise ValueError(f"the script knows no fault {word!r}")
+
+
+def _eat_memory() -> None:
+    """Fill memory until the kernel kills for lack of it; this process offers itself as the first to go."""
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    held = []
+    while True:
+        held.append(b"\1" * EATEN_BYTES)
 
 
 def _end_the_beat() -> None:
