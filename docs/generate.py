@@ -110,10 +110,11 @@ CODE_MEANINGS = {
     Code.ABORTED: "the caller cancelled it or went away",
     Code.DEADLINE_EXCEEDED: "its `deadline_s` passed",
     Code.TIMEOUT: "the call's `timeout_s` passed",
-    Code.OVERLOADED: "the backlog is full",
+    Code.OVERLOADED: "the backlog is full, or this client's share of it",
     Code.DRAINING: "the pool is stopping: not accepted, or not finished in time",
     Code.WORKER_LOST: "it ran alone in a worker that died, after an earlier death",
     Code.POOL_LOST: "all workers have failed for good",
+    Code.UNREADABLE_RESULT: "the client could not read what came back: other versions, or a broken worker",
 }
 
 

@@ -81,6 +81,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     submit_window: Annotated[PositiveInt, Meta(description="Items one client keeps unfinished in the *_many calls before it waits.")] = 4096
     max_backlog_items: Annotated[PositiveInt, Meta(description="Items that may wait; beyond that submit is refused.")] = 100_000
     max_backlog_bytes: Annotated[PositiveInt, Meta(description="Payload bytes that may wait.")] = 1 << 30
+    max_client_output_bytes: Annotated[
+        PositiveInt, Meta(description="Results of one client that may wait for it to read them; beyond that its other items are held back.")
+    ] = 64 << 20
     max_frame_bytes: Annotated[int, Meta(ge=1, le=1 << 31), Meta(description="Largest request or result of one item.")] = 64 << 20
     max_items_per_message: Annotated[PositiveInt, Meta(description="Items in one message.")] = 1024
     max_slice: Annotated[PositiveInt, Meta(description="Items handed to a worker in one message (continuous mode).")] = 32

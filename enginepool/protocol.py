@@ -254,7 +254,12 @@ ToClient = Welcome | Rejected | Refused | Delta | Result | Status | Stopping | P
 WorkerMessage = Enroll | Stage | StartFailed | Ready | Window | Delta | Done | Heartbeat | Goodbye
 ToWorker = Lease | Abort | Drain | Stop | Rejected
 
+UNREADABLE = (msgspec.DecodeError, RecursionError)
+"""What the decoders raise for a header that is none, one that is nested thousands deep included."""
+
 _encode = msgspec.msgpack.Encoder().encode
+decode_hello = msgspec.msgpack.Decoder(Hello).decode
+decode_enroll = msgspec.msgpack.Decoder(Enroll).decode
 decode_from_client = msgspec.msgpack.Decoder(ClientMessage).decode
 decode_to_client = msgspec.msgpack.Decoder(ToClient).decode
 decode_from_worker = msgspec.msgpack.Decoder(WorkerMessage).decode

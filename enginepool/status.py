@@ -116,6 +116,7 @@ class PoolStatus(msgspec.Struct, frozen=True):
     """The whole pool. `pid` is the dispatcher's; `backlog` counts items that wait for a worker; `latency` is None in an idle minute.
 
     `finished` counts all items that have ended: among them `failed` with an error, and `aborted` because their client wanted it.
+    `paused_clients` do not read their results, so no more of their items are handed out until they do.
     """
 
     pool_id: str
@@ -137,3 +138,4 @@ class PoolStatus(msgspec.Struct, frozen=True):
     workers: list[WorkerStatus]
     latency: LatencySummary | None = None
     aborted: int = 0
+    paused_clients: int = 0

@@ -1,7 +1,7 @@
-"""The only maker of ZeroMQ sockets: framing, limits, and a bounded queue for each peer.
+"""The only maker of ZeroMQ sockets: framing, limits, and a queue for each peer.
 
 A ROUTER drops silently toward an unknown or slow peer unless it is told otherwise, so sends here are mandatory and
-never block: what a slow peer does not take waits in that peer's own queue, and a full queue says so to the caller.
+never block: what a slow peer does not take waits in that peer's own queue, and who sends can ask how large that is.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ Frames = Sequence[bytes]
 
 CUT = b"\xc1enginepool cut\xc1"
 """The last frame of a message whose sender was interrupted between two frames; msgpack never uses 0xC1. Receivers drop it whole."""
+MAX_CUTS_AT_ONCE = 16
+FRAME_OVERHEAD = 64
+FIRST_RETRY_S = 0.002
+LAST_RETRY_S = 0.032
 
 # pyzmq's flags are enums whose `|` costs more than the send itself, so they are taken as integers once
 _NOBLOCK, _SNDMORE, _RCVMORE, _EVENTS, _POLLIN = (int(flag) for flag in (zmq.NOBLOCK, zmq.SNDMORE, zmq.RCVMORE, zmq.EVENTS, zmq.POLLIN))
@@ -36,19 +40,41 @@ def _context() -> zmq.Context[zmq.Socket[bytes]]:
     return zmq.Context(io_threads=1)
 
 
+class _Queue:
+    """What one peer has not taken yet. `num_bytes` counts a little for each frame, so that many empty ones weigh too."""
+
+    __slots__ = ("messages", "num_bytes", "retry_at", "retry_s")
+
+    def __init__(self) -> None:
+        self.messages: deque[Frames] = deque()
+        self.num_bytes = 0
+        self.retry_s = FIRST_RETRY_S
+        self.retry_at = 0.0
+
+    def append(self, frames: Frames) -> None:
+        self.messages.append(frames)
+        self.num_bytes += _weight(frames)
+
+    def drop_first(self) -> None:
+        self.num_bytes -= _weight(self.messages.popleft())
+
+
 class Router:
     """The dispatcher's side: many peers, each with its own queue of what it has not taken yet."""
 
-    def __init__(self, max_frame_bytes: int, beside: Router | None = None, max_queued_messages: int = 100_000) -> None:
-        """`beside` another router: both share one ZeroMQ I/O thread, and `beside` has to be closed last."""
+    def __init__(self, max_frame_bytes: int, beside: Router | None = None, max_unsent_messages: int = 1000) -> None:
+        """`beside` another router: both share one ZeroMQ I/O thread, and `beside` has to be closed last.
+
+        Of a slow peer's messages ZeroMQ itself holds `max_unsent_messages`, whatever their size; all others wait here.
+        """
         self._context: zmq.Context[zmq.Socket[bytes]] = beside._context if beside else _context()
         self._owns_context = beside is None
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
-        self._queues: dict[bytes, deque[Frames]] = {}
-        self._max_queued_messages = max_queued_messages
+        self.socket.setsockopt(zmq.SNDHWM, max_unsent_messages)
+        self._queues: dict[bytes, _Queue] = {}
 
     def bind(self, endpoint: str) -> str:
         """Bind and return the real address. ipc sockets are made in a private folder's umask, so no other user connects."""
@@ -64,34 +90,43 @@ class Router:
         return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
-        """The next message as (peer, frames), or None when there is none now."""
-        while (frames := _receive(self.socket)) is not None and frames[-1] == CUT:
-            pass
-        return None if frames is None else (frames[0], frames[1:])
+        """The next message as (peer, frames), or None when there is none now. After too many cut ones it comes without frames."""
+        num_cut = 0
+        while (frames := _receive(self.socket)) is not None and frames[-1] == CUT and num_cut < MAX_CUTS_AT_ONCE:
+            num_cut += 1
+        if frames is None:
+            return None
+        return frames[0], [] if frames[-1] == CUT else frames[1:]
 
     def send(self, peer: bytes, frames: Frames) -> bool:
-        """Send or queue; False when the peer is gone or its queue is full."""
+        """Send or queue; False when there is no such peer (any more)."""
         queue = self._queues.get(peer)
-        if queue:
-            if len(queue) >= self._max_queued_messages:
-                return False
+        sent = False if queue else self._send_now(peer, frames)
+        if sent is False:
+            if queue is None:
+                queue = self._queues[peer] = _Queue()
             queue.append(frames)
-            return True
-        return self._try_send(peer, frames)
+        return sent is not None
 
-    def flush(self) -> bool:
-        """Try the queued messages again; True while some are left."""
-        for peer, queue in list(self._queues.items()):
-            while queue and self._send_now(peer, queue[0]) is not False:
-                queue.popleft()
-            if not queue:
-                del self._queues[peer]
-        return bool(self._queues)
+    def send_or_drop(self, peer: bytes, frames: Frames) -> None:
+        """Send to a peer for whom nothing is ever kept; what it does not take now is dropped."""
+        if peer not in self._queues:
+            self._send_now(peer, frames)
+
+    def queued_bytes(self, peer: bytes) -> int:
+        """How much waits here for a peer."""
+        queue = self._queues.get(peer)
+        return queue.num_bytes if queue else 0
+
+    def flush(self, now: float) -> list[bytes]:
+        """Try the queued messages again, less and less often for a peer that takes none; returns the peers that have gone meanwhile."""
+        due = [(peer, queue) for peer, queue in self._queues.items() if now >= queue.retry_at]
+        return [peer for peer, queue in due if not self._flush_queue(peer, queue, now)]
 
     @property
-    def has_queued(self) -> bool:
-        """Whether some peer is behind."""
-        return bool(self._queues)
+    def retry_at(self) -> float:
+        """When `flush` is worth calling again, or infinity: all peers have taken everything."""
+        return min((queue.retry_at for queue in self._queues.values()), default=math.inf)
 
     def forget(self, peer: bytes) -> None:
         """Drop what is queued for a peer that is gone."""
@@ -103,10 +138,17 @@ class Router:
         if self._owns_context:
             self._context.term()
 
-    def _try_send(self, peer: bytes, frames: Frames) -> bool:
-        sent = self._send_now(peer, frames)
-        if sent is False:
-            self._queues.setdefault(peer, deque()).append(frames)
+    def _flush_queue(self, peer: bytes, queue: _Queue, now: float) -> bool:
+        """False when there is no such peer any more."""
+        num_left = len(queue.messages)
+        sent: bool | None = True
+        while queue.messages and (sent := self._send_now(peer, queue.messages[0])):
+            queue.drop_first()
+        if not queue.messages or sent is None:
+            del self._queues[peer]
+        has_moved = len(queue.messages) < num_left
+        queue.retry_s = FIRST_RETRY_S if has_moved else min(LAST_RETRY_S, 2 * queue.retry_s)
+        queue.retry_at = now + queue.retry_s
         return sent is not None
 
     def _send_now(self, peer: bytes, frames: Frames) -> bool | None:
@@ -120,6 +162,10 @@ class Router:
                 return None
             raise
         return True
+
+
+def _weight(frames: Frames) -> int:
+    return sum(map(len, frames)) + FRAME_OVERHEAD * len(frames)
 
 
 class Dealer:

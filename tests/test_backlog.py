@@ -119,18 +119,47 @@ def test_counts_follow_every_move() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_items", "num_bytes", "can"),
+    ("num_items", "num_bytes", "told"),
     [
-        pytest.param(2, 12, True, id="exactly-full"),
-        pytest.param(3, 0, False, id="one-item-too-many"),
-        pytest.param(1, 13, False, id="one-byte-too-many"),
-        pytest.param(0, 0, True, id="nothing"),
+        pytest.param(2, 12, None, id="exactly-full"),
+        pytest.param(3, 0, "the backlog is full (1 items wait; limits: 3 items, 16 bytes)", id="one-item-too-many"),
+        pytest.param(1, 13, "the backlog is full (1 items wait; limits: 3 items, 16 bytes)", id="one-byte-too-many"),
+        pytest.param(0, 0, None, id="nothing"),
     ],
 )
-def test_can_take_within_both_bounds(num_items: int, num_bytes: int, can: bool) -> None:
+def test_refusal_keeps_within_both_bounds(num_items: int, num_bytes: int, told: str | None) -> None:
     backlog = Backlog(max_items=3, max_bytes=16)
     backlog.push(_item(1))
-    assert backlog.can_take(num_items, num_bytes) is can
+    reason = backlog.refusal(b"newcomer", num_items, num_bytes)
+    assert reason is None if told is None else str(reason).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("num_items", "num_bytes", "is_taken"),
+    [
+        pytest.param(5, 20, True, id="exactly-its-share"),
+        pytest.param(6, 0, False, id="one-item-too-many"),
+        pytest.param(1, 27, False, id="too-many-bytes"),
+    ],
+)
+def test_refusal_keeps_a_quarter_from_a_client_that_has_items_waiting(num_items: int, num_bytes: int, is_taken: bool) -> None:
+    backlog = Backlog(max_items=8, max_bytes=40)
+    backlog.push(_item(1))
+    reason = backlog.refusal(b"a", num_items, num_bytes)
+    assert (
+        reason is None if is_taken else "this client's share of the backlog is full (1 of its items wait; limits: 75% of 8" in str(reason)
+    )
+    assert backlog.refusal(b"b", num_items, num_bytes) is None
+
+
+def test_refusal_lets_a_client_with_nothing_waiting_fill_the_backlog() -> None:
+    backlog = Backlog(max_items=8, max_bytes=32)
+    assert backlog.refusal(b"a", 8, 32) is None
+    for seq in range(8):
+        backlog.push(_item(seq))
+    while backlog.pop():
+        pass
+    assert backlog.refusal(b"a", 8, 32) is None
 
 
 def test_due_tells_each_late_item_once() -> None:
@@ -171,3 +200,52 @@ def test_oldest_arrival_of_nothing_is_none() -> None:
     backlog = _backlog(item)
     backlog.remove(item)
     assert backlog.oldest_arrival() is None
+
+
+class _CountedItem(Item):
+    """An item that counts how often anybody looks whether it waits."""
+
+    __slots__ = ("_state",)
+    num_looks = 0
+
+    @property
+    def state(self) -> ItemState:
+        type(self).num_looks += 1
+        return self._state
+
+    @state.setter
+    def state(self, state: ItemState) -> None:
+        self._state = state
+
+
+def _looks_of_asking_each_time(num_priorities: int) -> int:
+    """How often items are looked at when each of as many priorities is popped and the oldest arrival asked for after each."""
+    _CountedItem.num_looks = 0
+    backlog = _backlog(*[_CountedItem(b"a", seq, b"", float(-seq), seq) for seq in range(num_priorities)])
+    while backlog.pop():
+        backlog.oldest_arrival()
+    return _CountedItem.num_looks
+
+
+def test_oldest_arrival_of_many_priorities_looks_at_each_item_a_few_times() -> None:
+    assert _looks_of_asking_each_time(900) < 10 * 900
+
+
+def test_oldest_arrival_does_not_keep_items_that_have_gone() -> None:
+    backlog = _backlog(_item(0, priority=9))
+    for seq in range(1, 5000):
+        backlog.push(_item(seq, received=float(seq)))
+        assert backlog.oldest_arrival() == 0.0
+        Leases().grant(filter(None, [backlog.pop()]), 0, 0.0)
+    assert backlog._arrivals is not None
+    assert len(backlog._arrivals._heap) < 1000
+
+
+def test_removed_items_behind_busier_levels_are_not_kept() -> None:
+    backlog = _backlog(_item(0))
+    for seq in range(1, 5000):
+        late = _item(seq, priority=9)
+        backlog.push(late)
+        backlog.remove(late)
+    assert sum(len(queue) for level in backlog._levels.values() for queue in level.queues.values()) < 1000
+    assert _pop_all(backlog) == [0]

@@ -170,3 +170,8 @@ def test_numbers_are_short() -> None:
     assert format_cpus([8, 0, 1, 2]) == "0-2,8"
     exits = [*(describe_exit(code) for code in (-11, 9, -35)), "odd"]
     assert [shorten_exit(text) for text in exits] == ["SIGSEGV", "code 9", "signal 35", "odd"]
+
+
+def test_paused_clients_are_shown_where_there_are_any() -> None:
+    assert "2 other clients (1 paused), ipc://" in text_of(make_status(paused_clients=1))
+    assert "paused" not in text_of(make_status())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import threading
@@ -28,8 +29,7 @@ def endpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def router(endpoint: str) -> Iterator[Router]:
-    router = Router(MAX_FRAME_BYTES, max_queued_messages=3)
-    router.socket.setsockopt(zmq.SNDHWM, 1)
+    router = Router(MAX_FRAME_BYTES, max_unsent_messages=1)
     router.bind(endpoint)
     yield router
     router.close(0)
@@ -74,7 +74,7 @@ def _fill(router: Router, peer: bytes) -> int:
     """Send until the peer's own queue begins; returns how many were sent."""
     for count in range(1, 10_000):
         assert router.send(peer, [b"%d" % count, bytes(5000)])
-        if router.has_queued:
+        if router.queued_bytes(peer):
             return count
     raise AssertionError("the peer took everything")
 
@@ -96,7 +96,8 @@ def test_receive_of_nothing_is_none_at_once(router: Router, dealer: Dealer) -> N
 
 def test_send_to_an_unknown_peer_says_so(router: Router) -> None:
     assert router.send(b"nobody", [b"x"]) is False
-    assert not router.has_queued
+    assert router.queued_bytes(b"nobody") == 0
+    assert router.retry_at == math.inf
 
 
 def test_send_to_a_peer_that_has_left_says_so(endpoint: str, router: Router) -> None:
@@ -120,18 +121,61 @@ def test_slow_peer_gets_everything_in_order_from_its_queue(router: Router, slow_
     got: list[int] = []
     ends_at = monotonic() + DEADLINE_S
     while len(got) <= count and monotonic() < ends_at:
-        router.flush()
+        router.flush(monotonic())
         if slow_peer.poll(5):
             got.append(int(slow_peer.recv_multipart()[0]))
     assert got == list(range(1, count + 2))
-    assert router.flush() is False
+    assert (router.queued_bytes(received[0]), router.retry_at) == (0, math.inf)
 
 
-def test_slow_peer_with_a_full_queue_is_told(router: Router, slow_peer: zmq.Socket[bytes]) -> None:
+def test_slow_peers_queue_is_weighed_frame_by_frame(router: Router, slow_peer: zmq.Socket[bytes]) -> None:
+    received = _receive(router)
+    assert received is not None
+    peer = received[0]
+    _fill(router, peer)
+    before = router.queued_bytes(peer)
+    assert router.send(peer, [b"header", b"", b""])
+    assert router.queued_bytes(peer) == before + 6 + 3 * transport.FRAME_OVERHEAD
+
+
+def test_nothing_is_kept_for_a_peer_that_may_be_dropped(router: Router, slow_peer: zmq.Socket[bytes]) -> None:
+    received = _receive(router)
+    assert received is not None
+    for _ in range(1000):
+        router.send_or_drop(received[0], [bytes(5000)])
+    router.send_or_drop(b"nobody", [b"x"])
+    assert (router.queued_bytes(received[0]), router.retry_at) == (0, math.inf)
+
+
+def test_flush_asks_a_peer_that_takes_nothing_less_and_less_often(router: Router, slow_peer: zmq.Socket[bytes]) -> None:
     received = _receive(router)
     assert received is not None
     _fill(router, received[0])
-    assert [router.send(received[0], [b"x"]) for _ in range(3)] == [True, True, False]
+    waits, now = [], 0.0
+    for _ in range(6):
+        router.flush(now)
+        waits.append(router.retry_at - now)
+        now = router.retry_at
+    assert waits == sorted(waits)
+    assert (round(waits[0], 6), round(waits[-1], 6)) == (2 * transport.FIRST_RETRY_S, transport.LAST_RETRY_S)
+
+
+def test_flush_tells_of_a_peer_that_left_with_its_queue_full(endpoint: str, router: Router) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as leaver:
+        leaver.setsockopt(zmq.RCVHWM, 1)
+        leaver.setsockopt(zmq.RCVBUF, 1)
+        leaver.connect(endpoint)
+        leaver.send(b"hello")
+        received = _receive(router)
+        assert received is not None
+        _fill(router, received[0])
+        leaver.close(0)
+    gone: list[bytes] = []
+    ends_at = monotonic() + DEADLINE_S
+    while not gone and monotonic() < ends_at:
+        router.socket.poll(5)
+        gone = router.flush(math.inf)
+    assert (gone, router.retry_at) == ([received[0]], math.inf)
 
 
 def test_slow_peer_holds_nobody_else_up(router: Router, slow_peer: zmq.Socket[bytes], dealer: Dealer) -> None:
@@ -150,7 +194,7 @@ def test_forget_drops_what_waits_for_a_peer(router: Router, slow_peer: zmq.Socke
     assert received is not None
     _fill(router, received[0])
     router.forget(received[0])
-    assert not router.has_queued
+    assert router.queued_bytes(received[0]) == 0
 
 
 def test_oversize_frame_is_cut_off_and_others_go_on(endpoint: str, router: Router, dealer: Dealer) -> None:
@@ -292,6 +336,17 @@ def test_message_cut_by_an_interrupt_is_dropped_whole_and_the_next_arrives(
         assert _next_frames(router) == [b"header", b"one", b"two"]
     assert _next_frames(router) == [b"next", b"payload"]
     assert router.receive() is None
+
+
+def test_router_that_gets_nothing_but_cut_messages_hands_control_back(router: Router, dealer: Dealer) -> None:
+    for _ in range(2 * transport.MAX_CUTS_AT_ONCE):
+        dealer.send([b"header", transport.CUT])
+    dealer.send([b"whole"])
+    assert _next_frames(router) == []
+    ends_at = monotonic() + DEADLINE_S
+    while (frames := _next_frames(router)) == [] and monotonic() < ends_at:
+        pass
+    assert frames == [b"whole"]
 
 
 def test_dealer_wake_takes_no_lock(dealer: Dealer) -> None:

@@ -66,7 +66,8 @@ def _reason(status: PoolStatus, width: int, height: int | None) -> list[Text]:
 def _place(status: PoolStatus) -> Text:
     others = max(0, status.clients - 1)
     noun = "client" if others == 1 else "clients"
-    return _text(f"dispatcher {status.pid}, {format_bytes(status.rss_bytes)}, {others} other {noun}, {status.endpoint}", "dim")
+    paused = f" ({status.paused_clients} paused)" if status.paused_clients else ""
+    return _text(f"dispatcher {status.pid}, {format_bytes(status.rss_bytes)}, {others} other {noun}{paused}, {status.endpoint}", "dim")
 
 
 def _totals(status: PoolStatus, width: int) -> list[Text]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 
-import msgspec
-
 from enginepool.dispatcher.assign import WorkerLoad
 from enginepool.dispatcher.backlog import Item
 from enginepool.dispatcher.desk import Desk
 from enginepool.dispatcher.roster import Roster, Slot
 from enginepool.protocol import (
     PROTOCOL_VERSION,
+    UNREADABLE,
     Abort,
     Delta,
     Done,
@@ -28,6 +27,7 @@ from enginepool.protocol import (
     Stop,
     Window,
     WorkerMessage,
+    decode_enroll,
     decode_from_worker,
     encode,
 )
@@ -35,6 +35,8 @@ from enginepool.status import WorkerState
 from enginepool.transport import Router
 
 MAX_MESSAGES_A_TURN = 256
+MAX_ENROLL_BYTES = 4096
+MAX_REASON = 300
 
 
 class Back:
@@ -68,13 +70,8 @@ class Back:
             if received is None:
                 return True
             peer, frames = received
-            try:
-                message = decode_from_worker(frames[0]) if frames else None
-            except msgspec.DecodeError as error:
-                self._send(peer, Rejected(f"a message could not be read: {error}"))
-                continue
-            if message is not None:
-                self._handle(peer, message, frames[1:], now)
+            if frames:
+                self._read(peer, frames, now)
         return False
 
     def loads(self) -> list[WorkerLoad]:
@@ -110,14 +107,20 @@ class Back:
             self._slots.pop(slot.peer, None)
             self.router.forget(slot.peer)
 
-    def _handle(self, peer: bytes, message: WorkerMessage, payloads: list[bytes], now: float) -> None:
-        if isinstance(message, Enroll):
-            self._enroll(peer, message)
+    def _read(self, peer: bytes, frames: list[bytes], now: float) -> None:
+        """Of a stranger nothing but an Enroll is decoded, and nothing is ever kept for it."""
+        slot, header = self._slots.get(peer), frames[0]
+        try:
+            message = decode_from_worker(header) if slot else decode_enroll(header[:MAX_ENROLL_BYTES])
+        except UNREADABLE as error:
+            self._reject(peer, f"a message could not be read: {error}")
             return
-        slot = self._slots.get(peer)
-        if slot is None:
-            self._send(peer, Rejected("this dispatcher did not start you"))
-            return
+        if slot is not None:
+            self._handle(slot, message, frames[1:], now)
+        elif not isinstance(message, Enroll) or not self._enroll(peer, message):
+            self._reject(peer, "this dispatcher did not start you")
+
+    def _handle(self, slot: Slot, message: WorkerMessage, payloads: list[bytes], now: float) -> None:
         match message:
             case Done(items):
                 assert self.desk is not None
@@ -142,16 +145,18 @@ class Back:
             case Goodbye(error):
                 slot.farewell = error
 
-    def _enroll(self, peer: bytes, enroll: Enroll) -> None:
-        slot = next((slot for slot in self._roster.slots if slot.pid == enroll.pid and slot.index == enroll.index), None)
-        is_ours = (
-            hmac.compare_digest(enroll.secret, self._secret) and enroll.pool_id == self._pool_id and enroll.version == PROTOCOL_VERSION
-        )
-        if slot is None or not is_ours:
-            self._send(peer, Rejected("this dispatcher did not start you"))
-            return
+    def _enroll(self, peer: bytes, enroll: Enroll) -> bool:
+        """Let one process in for each worker that was started, and only once."""
+        is_ours = hmac.compare_digest(enroll.secret, self._secret) and enroll.pool_id == self._pool_id
+        slot = next((slot for slot in self._roster.slots if (slot.pid, slot.index) == (enroll.pid, enroll.index)), None)
+        if slot is None or slot.peer is not None or not is_ours or enroll.version != PROTOCOL_VERSION:
+            return False
         slot.peer = peer
         self._slots[peer] = slot
+        return True
+
+    def _reject(self, peer: bytes, reason: str) -> None:
+        self.router.send_or_drop(peer, [encode(Rejected(reason[:MAX_REASON]))])
 
     def _to_worker(self, worker: int, message: Message, payloads: list[bytes] | None = None) -> None:
         peer = self._roster.slots[worker].peer

@@ -1,6 +1,7 @@
 """The backlog: items that wait for a worker, in the order in which they will be handed out.
 
-Order: priority (lower first, as in vLLM), then round-robin over clients, then arrival. Pure: time is an argument.
+Order: priority (lower first, as in vLLM), then round-robin over clients, then arrival. A paused client is left out until it
+has taken what is ready for it. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -8,13 +9,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import TypeVar
 
+from enginepool.dispatcher.arrivals import Arrivals
 from enginepool.errors import ItemError
 from enginepool.status import ItemState
 
 ClientId = bytes
+Key = TypeVar("Key")
 MIN_STALE = 256
+MAX_SHARE = 0.75
 
 
 class Item:
@@ -104,11 +110,6 @@ class _Level:
             del self.queues[client]
         return None
 
-    def oldest(self) -> float | None:
-        """Each queue is in order of arrival, so its first waiting item is its oldest."""
-        firsts = [next((item.received for item in queue if _waits(item)), None) for queue in self.queues.values()]
-        return min((first for first in firsts if first is not None), default=None)
-
     def _end_turn(self, client: ClientId, queue: deque[Item]) -> None:
         if queue:
             self.queues.move_to_end(client)
@@ -116,38 +117,63 @@ class _Level:
             del self.queues[client]
 
 
+class _Share:
+    """What one client has waiting."""
+
+    __slots__ = ("num_bytes", "num_items")
+
+    def __init__(self) -> None:
+        self.num_items = 0
+        self.num_bytes = 0
+
+
 class Backlog:
-    """Waiting items, bounded by count and payload bytes. Removed items are skipped when their turn comes."""
+    """Waiting items, bounded by count and payload bytes. Removed items are skipped when their turn comes.
+
+    A paused client keeps its place: its items wait apart, are not handed out and not counted by `num_shared`, until `resume`.
+    """
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
         self.max_items = max_items
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._num_items = 0
+        self._shares: dict[ClientId, _Share] = {}
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []
         self._trials: deque[list[Item]] = deque()
+        self._paused: dict[ClientId, dict[int, deque[Item]]] = {}
+        self._num_paused = 0
+        self._num_removed = 0
+        self._arrivals: Arrivals[Item] | None = None
         self._deadlines: list[tuple[float, int, Item]] = []
         self._num_stale = 0
 
     def __len__(self) -> int:
         return self._num_items
 
-    def can_take(self, num_items: int, num_bytes: int) -> bool:
-        """Whether that many more would stay within the bounds."""
-        return self._num_items + num_items <= self.max_items and self.num_bytes + num_bytes <= self.max_bytes
+    def refusal(self, client: ClientId, num_items: int, num_bytes: int) -> str | None:
+        """Why that many more can not be taken, or None. What a client adds to items that wait already leaves others a quarter."""
+        if not self._fits(self._num_items + num_items, self.num_bytes + num_bytes, 1.0):
+            limits = f"{self.max_items} items, {self.max_bytes} bytes"
+            return f"the backlog is full ({self._num_items} items wait; limits: {limits}); try again later"
+        share = self._shares.get(client)
+        if share is not None and not self._fits(share.num_items + num_items, share.num_bytes + num_bytes, MAX_SHARE):
+            limits = f"{MAX_SHARE:.0%} of {self.max_items} items, {self.max_bytes} bytes"
+            return f"this client's share of the backlog is full ({share.num_items} of its items wait; limits: {limits}); try again later"
+        return None
 
     def push(self, item: Item) -> None:
-        """Queue a new item."""
-        self._level(item.priority).queue_of(item.client).append(item)
+        """Append an accepted item."""
+        self._queue_of(item).append(item)
+        self._begin_wait(item)
         if item.deadline != math.inf:
             heapq.heappush(self._deadlines, (item.deadline, id(item), item))
-        self._count(item, 1)
 
     def push_back(self, items: Iterable[Item]) -> None:
         """Return items whose worker died to the front of their queues."""
         for item in reversed(list(items)):
-            self._level(item.priority).queue_of(item.client).appendleft(item)
+            self._queue_of(item).appendleft(item)
             self._wait_again(item)
 
     def push_trials(self, groups: Iterable[list[Item]]) -> None:
@@ -155,16 +181,16 @@ class Backlog:
         for group in reversed(list(groups)):
             self._trials.appendleft(group)
             for item in group:
-                self._wait_again(item)
+                self._wait_again(item, on_trial=True)
 
     def pop(self) -> Item | None:
         """Take the next item, or None."""
         while self._order:
             item = self._levels[self._order[0]].pop()
             if item is not None:
-                self._count(item, -1)
+                self._end_wait(item)
                 return item
-            del self._levels[self._order.pop(0)]
+            del self._levels[heapq.heappop(self._order)]
         return None
 
     def next_trial(self) -> list[Item]:
@@ -182,24 +208,47 @@ class Backlog:
         if group:
             self._trials.popleft()
         for item in group:
-            self._count(item, -1)
+            self._end_wait(item)
         return group
 
     @property
     def num_shared(self) -> int:
-        """How many wait that may run beside others."""
-        return self._num_items - sum(_waits(item) for group in self._trials for item in group)
+        """How many wait that may be handed out now and run beside others."""
+        return self._num_items - self._num_paused - sum(map(_waits, self._suspects()))
+
+    def pause(self, client: ClientId) -> None:
+        """Hand out no more items of this client; what waits for a trial was handed out before and is let be."""
+        if client not in self._paused:
+            queues = {priority: level.queues.pop(client) for priority, level in self._levels.items() if client in level.queues}
+            self._paused[client] = queues
+            self._num_paused += _count_waiting(queues.values())
+            self._arrivals = None
+
+    def resume(self, client: ClientId) -> None:
+        """Hand its items out again; its turn comes after the others'."""
+        queues = self._paused.pop(client, None)
+        if queues is not None:
+            self._num_paused -= _count_waiting(queues.values())
+            for priority, queue in queues.items():
+                self._level(priority).queues[client] = queue
+            self._arrivals = None
 
     def remove(self, item: Item) -> None:
         """Take a waiting item out (it was aborted or expired); its place in the queue is skipped later."""
+        if item.client in self._paused and not any(other is item for other in self._suspects()):
+            self._num_paused -= 1
         item.state = ItemState.FINISHED
-        self._count(item, -1)
+        self._end_wait(item)
+        self._num_removed += 1
+        if self._num_removed > MIN_STALE and self._num_removed > self._num_items:
+            self._sweep()
 
     def oldest_arrival(self) -> float | None:
-        """When the longest-waiting item was received, or None when nothing waits."""
-        heads = [level.oldest() for level in self._levels.values()]
-        heads += [item.received for group in self._trials for item in group if _waits(item)]
-        return min((head for head in heads if head is not None), default=None)
+        """When the longest-waiting item that may be handed out was received, or None. Only who asks pays for it."""
+        if self._arrivals is None:
+            shared = (item for level in self._levels.values() for queue in level.queues.values() for item in queue)
+            self._arrivals = Arrivals(filter(self._may_go, chain(shared, self._suspects())), self._may_go)
+        return self._arrivals.oldest()
 
     def due(self, now: float) -> list[Item]:
         """Items, waiting or leased, whose deadline has passed; each is told once."""
@@ -228,14 +277,66 @@ class Backlog:
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = _Level()
-            self._order.append(priority)
-            self._order.sort()
+            heapq.heappush(self._order, priority)
         return level
 
-    def _wait_again(self, item: Item) -> None:
-        item.state, item.lease = ItemState.QUEUED, None
-        self._count(item, 1)
+    def _queue_of(self, item: Item) -> deque[Item]:
+        if self._paused and (mine := self._paused.get(item.client)) is not None:
+            return mine.setdefault(item.priority, deque())
+        level = self._levels.get(item.priority) or self._level(item.priority)
+        return level.queues.get(item.client) or level.queue_of(item.client)
 
-    def _count(self, item: Item, sign: int) -> None:
-        self._num_items += sign
-        self.num_bytes += sign * len(item.payload)
+    def _may_go(self, item: Item) -> bool:
+        return item.state is ItemState.QUEUED and item.client not in self._paused
+
+    def _suspects(self) -> Iterator[Item]:
+        return (item for group in self._trials for item in group)
+
+    def _wait_again(self, item: Item, *, on_trial: bool = False) -> None:
+        item.state, item.lease = ItemState.QUEUED, None
+        self._begin_wait(item, on_trial=on_trial)
+
+    def _begin_wait(self, item: Item, *, on_trial: bool = False) -> None:
+        share = self._shares.get(item.client) or self._shares.setdefault(item.client, _Share())
+        size = len(item.payload)
+        self._num_items += 1
+        self.num_bytes += size
+        share.num_items += 1
+        share.num_bytes += size
+        if self._paused and item.client in self._paused:
+            self._num_paused += not on_trial
+        elif self._arrivals is not None:
+            self._arrivals.add(item)
+
+    def _end_wait(self, item: Item) -> None:
+        share = self._shares[item.client]
+        size = len(item.payload)
+        self._num_items -= 1
+        self.num_bytes -= size
+        share.num_items -= 1
+        share.num_bytes -= size
+        if not share.num_items:
+            del self._shares[item.client]
+
+    def _fits(self, num_items: int, num_bytes: int, share: float) -> bool:
+        return num_items <= share * self.max_items and num_bytes <= share * self.max_bytes
+
+    def _sweep(self) -> None:
+        """Forget removed items everywhere: behind busier levels their turn may never come."""
+        self._num_removed = 0
+        for level in self._levels.values():
+            level.queues = OrderedDict(_swept(level.queues))
+        self._levels = {priority: level for priority, level in self._levels.items() if level.queues}
+        self._order = sorted(self._levels)
+        self._paused = {client: dict(_swept(queues)) for client, queues in self._paused.items()}
+
+
+def _swept(queues: Mapping[Key, deque[Item]]) -> Iterator[tuple[Key, deque[Item]]]:
+    for key, queue in queues.items():
+        waiting = deque(filter(_waits, queue))
+        if waiting:
+            yield key, waiting
+
+
+def _count_waiting(queues: Iterable[deque[Item]]) -> int:
+    return sum(_waits(item) for queue in queues for item in queue)

@@ -90,10 +90,9 @@ class Desk:
             return ItemError(Code.INVALID_REQUEST, "`deadline_s` must be a number of seconds, not nan")  # it has no place in a heap
         if len(payloads) == 1 and len(payloads[0]) > self.backlog.max_bytes:
             return ItemError(Code.INVALID_REQUEST, f"the request has {len(payloads[0])} bytes, more than max_backlog_bytes")
-        if not self.backlog.can_take(len(items), sum(map(len, payloads))):
-            limits = f"{self.backlog.max_items} items, {self.backlog.max_bytes} bytes"
-            return ItemError(Code.OVERLOADED, f"the backlog is full ({len(self.backlog)} items wait; limits: {limits}); try again later")
-        mine = self._items.setdefault(client, {})
+        if reason := self.backlog.refusal(client, len(items), sum(map(len, payloads))):
+            return ItemError(Code.OVERLOADED, reason)
+        mine = self._items.setdefault(client, {}) if items else {}
         for entry, payload in zip(items, payloads, strict=True):
             if entry.seq in mine:
                 continue

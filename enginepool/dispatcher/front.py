@@ -1,9 +1,12 @@
-"""The front: clients come in here, are checked, and get their results in as few messages as the moment allows."""
+"""The front: clients come in here, are checked, and get their results in as few messages as the moment allows.
+
+A client that does not read its results is paused: once what waits for it is over a bound, the backlog hands out no more of
+its items until half of that has gone. For a peer that was not let in nothing is ever kept.
+"""
 
 from __future__ import annotations
 
 import hmac
-import os
 from collections.abc import Callable
 
 import msgspec
@@ -11,13 +14,14 @@ import msgspec
 from enginepool.clock import monotonic
 from enginepool.dispatcher.backlog import Item
 from enginepool.dispatcher.desk import Desk
+from enginepool.dispatcher.session import Session
 from enginepool.errors import Code, ItemError
 from enginepool.protocol import (
     PROTOCOL_VERSION,
+    UNREADABLE,
     Abort,
     Bye,
     ClientMessage,
-    Delta,
     Drain,
     GetStatus,
     Hello,
@@ -26,7 +30,6 @@ from enginepool.protocol import (
     Pong,
     Refused,
     Rejected,
-    Result,
     ResultItem,
     Status,
     Stop,
@@ -34,26 +37,18 @@ from enginepool.protocol import (
     Submit,
     Welcome,
     decode_from_client,
+    decode_hello,
     encode,
 )
 from enginepool.status import PoolStatus
 from enginepool.transport import Router
 
-MAX_MESSAGES_A_TURN = 256
-
-
-class Session:
-    """One client that was let in."""
-
-    def __init__(self, peer: bytes, client_id: bytes, pid: int | None, pidfd: int | None) -> None:
-        self.peer = peer
-        self.client_id = client_id
-        self.pid = pid
-        self.pidfd = pidfd
-        self.results: list[ResultItem] = []
-        self.payloads: list[bytes] = []
-        self.streams: list[int] = []
-        self.deltas: list[bytes] = []
+FRAMES_A_TURN = 4096
+MESSAGE_COST = 16
+MAX_HELLO_BYTES = 4096
+MAX_CLIENT_ID_BYTES = 64
+MAX_REASON = 300
+MAX_LIMIT_S = 1e9
 
 
 class Front:
@@ -70,6 +65,8 @@ class Front:
         on_stop: Callable[[], None],
         watch: Callable[[int, Callable[[], None]], None],
         unwatch: Callable[[int], None],
+        warn: Callable[[str], None],
+        max_output_bytes: int,
     ) -> None:
         self.router = router
         self.desk: Desk | None = None
@@ -80,6 +77,11 @@ class Front:
         self._on_stop = on_stop
         self._watch = watch
         self._unwatch = unwatch
+        self._warn = warn
+        self._max_output_bytes = max_output_bytes
+        self._max_header_bytes = max(1 << 20, 64 * welcome.limits.max_items_per_message)
+        self._status: PoolStatus | None = None
+        self._paused: dict[bytes, Session] = {}
         self._by_peer: dict[bytes, Session] = {}
         self._by_client: dict[bytes, Session] = {}
         self._with_results: dict[bytes, Session] = {}
@@ -89,20 +91,20 @@ class Front:
         """How many clients are connected."""
         return len(self._by_peer)
 
+    @property
+    def num_paused(self) -> int:
+        """How many of them do not read their results."""
+        return len(self._paused)
+
     def receive(self) -> None:
-        """Handle what has arrived, a bounded number of messages at a time; each is stamped as it is read."""
-        for _ in range(MAX_MESSAGES_A_TURN):
-            received = self.router.receive()
-            if received is None:
-                return
+        """Handle what has arrived, a bounded number of frames at a time; each message is stamped as it is read."""
+        self._status = None
+        left = FRAMES_A_TURN
+        while left > 0 and (received := self.router.receive()) is not None:
             peer, frames = received
-            try:
-                message = decode_from_client(frames[0]) if frames else None
-            except msgspec.DecodeError as error:
-                self._cut_off(peer, f"a message could not be read: {error}")
-                continue
-            if message is not None:
-                self._handle(peer, message, frames[1:], monotonic())
+            left -= MESSAGE_COST + len(frames)
+            if frames:
+                self._read(peer, frames)
 
     def deliver(self, item: Item, payload: bytes, error: ItemError | None, stamps: msgspec.Raw) -> None:
         """Collect a result for its client; `flush` sends it."""
@@ -122,43 +124,60 @@ class Front:
             self._with_results[session.peer] = session
 
     def flush(self) -> None:
-        """Send what was collected, one message a client and kind (or as many as its size limit needs)."""
+        """Send what was collected, one message a client and kind (or as many as its size limits need)."""
         sessions, self._with_results = self._with_results, {}
-        step = self._welcome.limits.max_items_per_message
-        for peer, session in sessions.items():
-            streams, deltas, results, payloads = session.streams, session.deltas, session.results, session.payloads
-            session.streams, session.deltas, session.results, session.payloads = [], [], [], []
-            for start in range(0, len(streams), step):
-                part = slice(start, start + step)
-                self._send(peer, Delta(streams[part]), deltas[part])
-            for start in range(0, len(results), step):
-                part = slice(start, start + step)
-                self._send(peer, Result(results[part]), payloads[part])
+        for session in sessions.values():
+            for message, payloads in session.take(self._welcome.limits.max_items_per_message):
+                self._send(session, message, payloads)
+
+    def settle(self, now: float) -> None:
+        """Try again what clients have not taken; those that have read on get work again."""
+        for peer in self.router.flush(now):
+            self._drop(self._by_peer.get(peer))
+        for session in list(self._paused.values()):
+            if self.router.queued_bytes(session.peer) <= self._max_output_bytes // 2:
+                self._resume(session)
 
     def say_farewell(self, exit_code: int, num_returned: int) -> None:
         """Tell everybody that the pool ends on its own account."""
-        for peer in list(self._by_peer):
-            self._send(peer, Stopping(exit_code, num_returned))
+        for session in list(self._by_peer.values()):
+            self._send(session, Stopping(exit_code, num_returned))
 
-    def _handle(self, peer: bytes, message: ClientMessage, payloads: list[bytes], now: float) -> None:
+    def _read(self, peer: bytes, frames: list[bytes]) -> None:
+        session, header = self._by_peer.get(peer), frames[0]
+        message: ClientMessage
+        try:
+            if session is None:
+                message = _read_hello(header)
+            elif len(header) > self._max_header_bytes:
+                raise msgspec.DecodeError(f"a header of {len(header)} bytes")
+            else:
+                message = decode_from_client(header)
+        except UNREADABLE as error:
+            self._cut_off(peer, f"a message could not be read: {error}" if session else str(error))
+            return
         if isinstance(message, Hello):
             self._let_in(peer, message)
-            return
-        session = self._by_peer.get(peer)
-        if session is None:
-            self._send(peer, Rejected("the first message must be a Hello with this pool's secret"))
-            return
+        elif session is not None:
+            self._handle(session, message, frames[1:], monotonic())
+
+    def _handle(self, session: Session, message: ClientMessage, payloads: list[bytes], now: float) -> None:
+        if not isinstance(message, GetStatus | Ping):
+            self._status = None
         match message:
             case Submit():
                 self._submit(session, message, payloads, now)
             case Abort(ids):
                 self._the_desk.abort(session.client_id, ids)
             case GetStatus(token):
-                self._send(peer, Status(token, self._get_status()))
+                self._status = self._status or self._get_status()
+                self._answer(session, Status(token, self._status))
             case Ping(token):
-                self._send(peer, Pong(token))
-            case Drain(limit_s):
+                self._answer(session, Pong(token))
+            case Drain(limit_s) if limit_s is None or 0 <= limit_s <= MAX_LIMIT_S:
                 self._on_drain(limit_s)
+            case Drain(limit_s):
+                self._cut_off(session.peer, f"a drain's limit_s is a number of seconds, not {limit_s}")
             case Stop():
                 self._on_stop()
             case Bye():
@@ -170,20 +189,23 @@ class Front:
         return self.desk
 
     def _let_in(self, peer: bytes, hello: Hello) -> None:
+        other = self._by_client.get(hello.client_id)
         if hello.version != PROTOCOL_VERSION:
             text = f"this pool speaks protocol {PROTOCOL_VERSION}, the client {hello.version}; use the same enginepool version"
-            self._send(peer, Rejected(text))
+            self._cut_off(peer, text)
         elif not hmac.compare_digest(hello.secret, self._secret):
-            self._send(peer, Rejected("the secret is not this pool's: the endpoint belongs to another pool now"))
+            self._cut_off(peer, "the secret is not this pool's: the endpoint belongs to another pool now")
+        elif not 1 <= len(hello.client_id) <= MAX_CLIENT_ID_BYTES:
+            self._cut_off(peer, f"a client_id has 1 to {MAX_CLIENT_ID_BYTES} bytes, not {len(hello.client_id)}")
+        elif other is not None and other.peer != peer:
+            self._cut_off(peer, "another connection has this client_id; each needs one of its own")
         else:
-            if (before := self._by_peer.get(peer)) is not None:
-                self._drop(before)
-            pidfd = _open_pidfd(hello.pid)
-            session = Session(peer, hello.client_id, hello.pid, pidfd)
+            self._drop(self._by_peer.get(peer))
+            session = Session(peer, hello.client_id, hello.pid)
             self._by_peer[peer] = self._by_client[hello.client_id] = session
-            if pidfd is not None:
-                self._watch(pidfd, lambda: self._drop(session))
-            self._send(peer, self._welcome)
+            if session.pidfd is not None:
+                self._watch(session.pidfd, lambda: self._drop(session))
+            self._send(session, self._welcome)
 
     def _submit(self, session: Session, message: Submit, payloads: list[bytes], now: float) -> None:
         limits = self._welcome.limits
@@ -195,39 +217,61 @@ class Front:
         else:
             error = self._the_desk.submit(session.client_id, message.items, payloads, now)
         if error is not None:
-            self._send(session.peer, Refused([item.seq for item in message.items], error))
+            self._answer(session, Refused([item.seq for item in message.items], error))
 
-    def _drop(self, session: Session) -> None:
+    def _drop(self, session: Session | None) -> None:
         """The client is gone or said goodbye: abort what it still has."""
-        if self._by_peer.pop(session.peer, None) is None:
+        if session is None or self._by_peer.get(session.peer) is not session:
             return
-        if self._by_client.get(session.client_id) is session:
-            del self._by_client[session.client_id]
-            self._the_desk.drop_client(session.client_id)
+        del self._by_peer[session.peer], self._by_client[session.client_id]
+        self._the_desk.drop_client(session.client_id)
+        self._the_desk.backlog.resume(session.client_id)
+        self._paused.pop(session.peer, None)
         self._with_results.pop(session.peer, None)
         self.router.forget(session.peer)
         if session.pidfd is not None:
             self._unwatch(session.pidfd)
-            os.close(session.pidfd)
+        session.close()
 
     def _cut_off(self, peer: bytes, reason: str) -> None:
-        self._send(peer, Rejected(reason))
-        session = self._by_peer.get(peer)
-        if session is not None:
+        self._drop(self._by_peer.get(peer))
+        self.router.send_or_drop(peer, [encode(Rejected(reason[:MAX_REASON]))])
+
+    def _answer(self, session: Session, message: Message) -> None:
+        """Answers can not be held back like items, so who asks and asks without reading is cut off in the end."""
+        if session.is_paused:
+            session.num_asked_bytes += len(encode(message))
+            if session.num_asked_bytes > self._max_output_bytes:
+                self._cut_off(session.peer, "this client asks without reading the answers; connect again")
+                return
+        self._send(session, message)
+
+    def _send(self, session: Session, message: Message, payloads: list[bytes] | None = None) -> None:
+        if not self.router.send(session.peer, [encode(message), *(payloads or ())]):
             self._drop(session)
+        elif not session.is_paused and self.router.queued_bytes(session.peer) > self._max_output_bytes:
+            self._pause(session)
 
-    def _send(self, peer: bytes, message: Message, payloads: list[bytes] | None = None) -> None:
-        """A peer whose queue is full has not read for a very long time: it is dropped like one that is gone."""
-        is_taken = self.router.send(peer, [encode(message), *(payloads or ())])
-        session = None if is_taken else self._by_peer.get(peer)
-        if session is not None:
-            self._drop(session)
-            text = "this client has not read its results for so long that its queue was full, and was dropped; connect again"
-            self.router.send(peer, [encode(Rejected(text))])
+    def _pause(self, session: Session) -> None:
+        session.is_paused, session.num_asked_bytes = True, 0
+        self._paused[session.peer] = session
+        self._the_desk.backlog.pause(session.client_id)
+        if not session.was_paused:
+            session.was_paused = True
+            name = f"the client with pid {session.pid}" if session.pid else "a client"
+            self._warn(f"{name} does not read its results; its other items are held back until it does (max_client_output_bytes)")
+
+    def _resume(self, session: Session) -> None:
+        session.is_paused = False
+        del self._paused[session.peer]
+        self._the_desk.backlog.resume(session.client_id)
 
 
-def _open_pidfd(pid: int | None) -> int | None:
+def _read_hello(header: bytes) -> Hello:
+    """Of a stranger nothing but a Hello is decoded, and none larger than one can be."""
     try:
-        return None if pid is None else os.pidfd_open(pid)
-    except (OSError, OverflowError):
-        return None
+        if len(header) <= MAX_HELLO_BYTES:
+            return decode_hello(header)
+    except UNREADABLE:
+        pass
+    raise msgspec.DecodeError("the first message must be a Hello with this pool's secret")

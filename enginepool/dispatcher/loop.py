@@ -44,8 +44,8 @@ from enginepool.transport import POLLIN, Poller, Router
 
 SLOW_TURN_S = 0.25
 FAST_TURN_S = 0.02
-RETRY_SEND_S = 0.002
 HEADER_BYTES = 1 << 20
+MAX_UNSENT_MESSAGES = 16
 
 
 class Dispatcher:
@@ -89,7 +89,7 @@ class Dispatcher:
         self._handlers: dict[object, Callable[[], None]] = {}
         self._anchor = ClockAnchor.take()
         self.observer = Observer(len(plan.workers), self._anchor, trace)
-        front_router = Router(settings.max_frame_bytes + HEADER_BYTES)
+        front_router = Router(settings.max_frame_bytes + HEADER_BYTES, max_unsent_messages=MAX_UNSENT_MESSAGES)
         back_router = Router(settings.max_frame_bytes + HEADER_BYTES, front_router)
         try:
             endpoint = front_router.bind(claim.endpoint)
@@ -117,6 +117,8 @@ class Dispatcher:
             on_stop=self.stop,
             watch=self._watch,
             unwatch=self._unwatch,
+            warn=self.warn,
+            max_output_bytes=settings.max_client_output_bytes,
         )
         self._back = Back(
             back_router, self.roster, self._pool_id, self._claim.secret, settings.start_timeout_s, self._on_ready, self._log_stage
@@ -176,7 +178,10 @@ class Dispatcher:
     def status(self) -> PoolStatus:
         """What `status` reports."""
         latency, num_dropped = self.observer.latency, self._log_writer.num_dropped
-        return self._reporter.status(self.state, self.reason, self.roster, self._desk, latency, self._front.num_clients, num_dropped)
+        front = self._front
+        return self._reporter.status(
+            self.state, self.reason, self.roster, self._desk, latency, front.num_clients, front.num_paused, num_dropped
+        )
 
     def drain(self, limit_s: float | None = None) -> None:
         """Take nothing new, finish what there is, then stop; while starting there is nothing to finish.
@@ -241,9 +246,8 @@ class Dispatcher:
         if not self._is_stopping:
             self._back.assign(now)
         self._front.flush()
-        for router in (self._front.router, self._back.router):
-            if router.has_queued:
-                router.flush()
+        self._front.settle(now)
+        self._back.router.flush(now)
 
     def _slow_turn(self, now: float) -> None:
         self._slow_at = now + SLOW_TURN_S
@@ -344,8 +348,7 @@ class Dispatcher:
         due = min(self._slow_at, self._desk.next_event())
         if self._staff.has_exits:
             due = min(due, now + FAST_TURN_S)
-        if self._front.router.has_queued or self._back.router.has_queued:
-            due = min(due, now + RETRY_SEND_S)
+        due = min(due, self._front.router.retry_at, self._back.router.retry_at)
         return math.ceil(max(0.0, due - now) * 1000)
 
     def _watch_socket(self, router: Router, handler: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import psutil
@@ -13,6 +14,26 @@ from enginepool.dispatcher.plan import WorkerPlan
 from enginepool.dispatcher.roster import Roster, Slot
 from enginepool.status import PoolState, PoolStatus, WorkerStatus
 
+MEMORY_AGE_S = 0.5
+
+
+class Memory:
+    """Resident memory of process trees, read anew every half second: for each reading the kernel lists every process there is."""
+
+    def __init__(self) -> None:
+        self._readings: dict[int, tuple[float, int | None]] = {}
+
+    def of(self, pid: int | None, now: float) -> int | None:
+        """Of a process and whatever it started (the engine core), pages they share counted in each."""
+        if pid is None:
+            return None
+        read_at, num_bytes = self._readings.get(pid, (-math.inf, None))
+        if now - read_at >= MEMORY_AGE_S:
+            num_bytes = _tree_rss(pid)
+            fresh = {other: reading for other, reading in self._readings.items() if now - reading[0] < 2 * MEMORY_AGE_S}
+            self._readings = fresh | {pid: (now, num_bytes)}
+        return num_bytes
+
 
 class Reporter:
     """Knows what does not change and where to look for what does."""
@@ -23,6 +44,7 @@ class Reporter:
         self._endpoint = endpoint
         self._anchor = anchor
         self._plans = plans
+        self._memory = Memory()
 
     def status(
         self,
@@ -32,6 +54,7 @@ class Reporter:
         desk: Desk,
         latency: LatencyWindow,
         num_clients: int,
+        num_paused: int,
         dropped_log_lines: int,
     ) -> PoolStatus:
         """The pool as it stands now."""
@@ -56,6 +79,7 @@ class Reporter:
             dropped_log_lines=dropped_log_lines,
             workers=[self._worker(slot, desk, fresh.monotonic_s) for slot in roster.slots],
             latency=latency.summary(fresh.monotonic_s),
+            paused_clients=num_paused,
         )
 
     def ready_line(self, state: PoolState) -> dict[str, object]:
@@ -92,17 +116,15 @@ class Reporter:
             prompt_tokens_per_s=prompt_rate,
             generation_tokens_per_s=generation_rate,
             kv_cache_usage=slot.load.kv_cache_usage,
-            rss_bytes=_tree_rss(slot.pid),
+            rss_bytes=self._memory.of(slot.pid, now),
             iteration=slot.load.iteration,
             since_last_exit_s=None if slot.last_exit is None else now - slot.last_exit_at,
         )
 
 
-def _tree_rss(pid: int | None) -> int | None:
-    """Resident memory of a worker and whatever it started (the engine core), pages they share counted in each."""
+def _tree_rss(pid: int) -> int | None:
     try:
-        process = psutil.Process(pid) if pid else None
-        tree = [process, *process.children(recursive=True)] if process else []
-        return sum(member.memory_info().rss for member in tree) or None
+        process = psutil.Process(pid)
+        return sum(member.memory_info().rss for member in (process, *process.children(recursive=True))) or None
     except psutil.Error:
         return None
