@@ -37,6 +37,7 @@ class Code(enum.StrEnum):
     DRAINING = "draining"
     WORKER_LOST = "worker_lost"
     POOL_LOST = "pool_lost"
+    UNREADABLE_RESULT = "unreadable_result"
 
 
 _CODES: dict[Code, tuple[Blame, int, bool]] = {
@@ -50,6 +51,7 @@ _CODES: dict[Code, tuple[Blame, int, bool]] = {
     Code.DRAINING: ("pool", 503, True),
     Code.WORKER_LOST: ("pool", 500, False),
     Code.POOL_LOST: ("pool", 503, True),
+    Code.UNREADABLE_RESULT: ("pool", 500, False),
 }
 
 

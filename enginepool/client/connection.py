@@ -14,14 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-import msgspec
-
 from enginepool import rundir
 from enginepool.client.changes import Changes
+from enginepool.client.pending import Pending
 from enginepool.client.ticket import Sink, Ticket
 from enginepool.clock import monotonic
-from enginepool.errors import EnginePoolError, ForkedPool, ItemError, NoDispatcher, PoolClosed, PoolLost
-from enginepool.payload import decode_parts, decode_result
+from enginepool.errors import EnginePoolError, ForkedPool, NoDispatcher, PoolClosed, PoolLost
 from enginepool.protocol import (
     PROTOCOL_VERSION,
     Abort,
@@ -38,6 +36,7 @@ from enginepool.protocol import (
     Stopping,
     Submit,
     SubmitItem,
+    ToClient,
     Welcome,
     decode_to_client,
     encode,
@@ -49,6 +48,7 @@ LOSS_GRACE_S = 0.3
 HELLO_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 10.0
 OWNER_CHECK_S = 1.0
+ABORTS_A_MESSAGE = 10_000
 
 
 class Connection:
@@ -63,7 +63,7 @@ class Connection:
         self._owner_pid = os.getpid()
         self._secret = rundir.read_secret(endpoint)
         self._seqs = itertools.count()
-        self._pending: dict[int, Ticket] = {}
+        self._pending = Pending()
         self._answers: dict[int, deque[PoolStatus]] = {}
         self._dealer = Dealer(endpoint)
         self._pidfd: int | None = None
@@ -119,11 +119,9 @@ class Connection:
         """Send items. Raises PoolLost when the pool is gone, PoolClosed after `close`."""
         self._check()
         header = encode(Submit(items))
-        for ticket in tickets:
-            self._pending[ticket.seq] = ticket
+        self._pending.add(tickets)
         if self.error is not None:  # lost between the check and here: the I/O thread may not have seen these tickets
-            for ticket in tickets:
-                self._pending.pop(ticket.seq, None)
+            self._pending.forget([ticket.seq for ticket in tickets])
             self._check()
         try:
             self._dealer.send([header, *frames])
@@ -133,15 +131,18 @@ class Connection:
 
     def give_up_of(self, sink: Sink) -> None:
         """The same for all items whose results would go to this sink (an interrupted caller may not know their numbers)."""
-        self.give_up([seq for seq, ticket in list(self._pending.items()) if ticket.sink is sink])
+        self.give_up(self._pending.of_sink(sink))
 
     def give_up(self, seqs: Iterable[int]) -> None:
         """Nobody wants these items any more: end them and drop what still comes. Never waits, so finalizers may call it."""
         if self.is_foreign:
             return
-        seqs = [seq for seq in seqs if self._pending.pop(seq, None) is not None]
-        if seqs and self._error is None and not self._is_closing:
-            self._dealer.send_soon([encode(Abort(seqs))])
+        self._abort(self._pending.forget(seqs))
+
+    def _abort(self, seqs: list[int]) -> None:
+        if self._error is None and not self._is_closing:
+            for start in range(0, len(seqs), ABORTS_A_MESSAGE):
+                self._dealer.send_soon([encode(Abort(seqs[start : start + ABORTS_A_MESSAGE]))])
 
     def post(self, message: Message, *, even_if_abandoned: bool = False) -> None:
         """Send a message that has no answer."""
@@ -276,30 +277,31 @@ class Connection:
         is_news = False
         while (frames := self._dealer.receive()) is not None:
             try:
-                message = decode_to_client(frames[0])
-            except msgspec.DecodeError as unknown:
-                self._lose(PoolLost(f"the pool at {self.endpoint} sent a message that this version does not know: {unknown}"))
-                continue
-            match message:
-                case Delta(seqs):
-                    self._on_delta(seqs, frames[1:])
-                case Result():
-                    self._on_result(message, frames[1:])
-                case Welcome():
-                    self._on_welcome(message)
-                case Refused(seqs, error):
-                    self._on_refused(seqs, error)
-                case Status(token, status):
-                    self._answers.get(token, deque()).append(status)
-                case Rejected(reason):
-                    self._lose(NoDispatcher(f"the pool at {self.endpoint} refused this client: {reason}"))
-                case Stopping():
-                    self.farewell = message
-                case Pong():
-                    pass
+                self._take(decode_to_client(frames[0]), frames[1:])
+            except Exception as error:
+                self._lose(PoolLost(f"the pool at {self.endpoint} sent a message that this version does not understand: {error}"))
             is_news = True
         if is_news:
             self.changes.tell()
+
+    def _take(self, message: ToClient, frames: list[bytes]) -> None:
+        match message:
+            case Delta(seqs):
+                self._abort(self._pending.add_deltas(seqs, frames, self.welcome.anchor))
+            case Result(items):
+                self._pending.finish(items, frames, self.welcome.anchor)
+            case Welcome():
+                self._on_welcome(message)
+            case Refused(seqs, error):
+                self._pending.refuse(seqs, error, self.welcome.anchor)
+            case Status(token, status):
+                self._answers.get(token, deque()).append(status)
+            case Rejected(reason):
+                self._lose(NoDispatcher(f"the pool at {self.endpoint} refused this client: {reason}"))
+            case Stopping():
+                self.farewell = message
+            case Pong():
+                pass
 
     def _on_welcome(self, welcome: Welcome) -> None:
         self.welcome = welcome
@@ -309,38 +311,9 @@ class Connection:
                 self._dealer.watch(self._pidfd)
         self._is_welcome.set()
 
-    def _on_result(self, result: Result, frames: list[bytes]) -> None:
-        now = monotonic()
-        anchor = self.welcome.anchor
-        for item, frame in zip(result.items, frames, strict=True):
-            ticket = self._pending.pop(item.seq, None)
-            if ticket is None:
-                continue
-            if item.error is not None:
-                ticket.sink.put(ticket.failed(item.error, anchor, now, item))
-            else:
-                ticket.sink.put(ticket.finished(decode_result(frame), item, anchor, now))
-
-    def _on_delta(self, seqs: list[int], frames: list[bytes]) -> None:
-        for seq, frame in zip(seqs, frames, strict=True):
-            ticket = self._pending.get(seq)
-            if ticket is not None and ticket.stream is not None:
-                ticket.stream.add(decode_parts(frame))
-
-    def _on_refused(self, seqs: list[int], error: ItemError) -> None:
-        now = monotonic()
-        for seq in seqs:
-            ticket = self._pending.pop(seq, None)
-            if ticket is not None:
-                ticket.sink.refuse(ticket.failed(error, self.welcome.anchor, now))
-
     def _lose(self, error: EnginePoolError) -> None:
         self._error = self._error or error
-        error = self._error
-        sinks = {id(ticket.sink): ticket.sink for ticket in list(self._pending.values())}
-        self._pending.clear()
-        for sink in sinks.values():
-            sink.lose(error)
+        self._pending.lose(self._error)
         self._is_welcome.set()
         self.changes.tell()
 

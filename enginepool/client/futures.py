@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 
 from enginepool.client.outputs import Output
 from enginepool.errors import Code, Draining, EnginePoolError, Overloaded, PoolError, PoolLost
@@ -45,6 +46,22 @@ class OutputFuture(SingleSink, Future[Output]):
     def __init__(self) -> None:
         super().__init__()
         self.on_cancel: Callable[[], None] = lambda: None
+        self._teller: int | None = None
+
+    def add_done_callback(self, fn: Callable[[Future[Output]], object]) -> None:
+        """Call `fn(future)` at the end; what it raises is logged, on the receiving thread even a `sys.exit()`."""
+        super().add_done_callback(partial(self._call, fn))
+
+    def _call(self, fn: Callable[[Future[Output]], object], future: Future[Output]) -> None:
+        """`Future` logs an Exception and goes on; anything else would end the thread that receives for all callers."""
+        try:
+            fn(future)
+        except Exception:
+            raise
+        except BaseException as error:
+            if self._teller != threading.get_ident():
+                raise
+            raise RuntimeError(f"a future's callback raised {error!r}, which can not end the thread that receives results") from error
 
     def cancel(self) -> bool:
         """Abort the request; False when it has ended already."""
@@ -58,13 +75,19 @@ class OutputFuture(SingleSink, Future[Output]):
 
     def put(self, output: Output) -> None:
         """One item has ended."""
-        with suppress(InvalidStateError):
-            self.set_result(output)
+        self._tell(lambda: self.set_result(output))
 
     def lose(self, error: EnginePoolError) -> None:
         """The pool is gone."""
-        with suppress(InvalidStateError):
-            self.set_exception(error)
+        self._tell(lambda: self.set_exception(error))
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        self._teller = threading.get_ident()
+        try:
+            with suppress(InvalidStateError):
+                tell()
+        finally:
+            self._teller = None
 
 
 class Waiter(SingleSink):
