@@ -1,4 +1,4 @@
-"""The commands: serve, doctor, status, drain, stop, demo. Pool settings become flags by themselves (enginepool/config.py)."""
+"""The commands: serve, doctor, status, drain, stop, keys, demo. Pool settings become flags by themselves (enginepool/config.py)."""
 
 from __future__ import annotations
 
@@ -171,6 +171,10 @@ def _add_client_commands(commands: Any) -> None:
     stop.set_defaults(run=_stop)
     for command in (status, drain, stop):
         command.add_argument("--endpoint", help="where the pool is (default: ENGINEPOOL_ENDPOINT, else this user's default)")
+        command.add_argument("--keys", metavar="FILE", help="keys file, for a pool that wants one (default: ENGINEPOOL_KEYS)")
+    keys = commands.add_parser("keys", help="make the two keys files for a pool that is reached from other machines", epilog=EXIT_CODES)
+    keys.add_argument("folder", type=Path, metavar="FOLDER", help="where to put pool.keys and client.keys; made if it is not there")
+    keys.set_defaults(run=_keys)
 
 
 def _count(text: str) -> int:
@@ -265,19 +269,25 @@ def _print_settings(settings: Any, origins: dict[str, str]) -> None:
 def _status(args: argparse.Namespace, _: list[str]) -> int:
     from enginepool.client.show_status import run_status
 
-    return run_status(args.endpoint, as_json=args.json, watch=args.watch, interval_s=args.interval_s)
+    return run_status(args.endpoint, args.keys, as_json=args.json, watch=args.watch, interval_s=args.interval_s)
 
 
 def _drain(args: argparse.Namespace, _: list[str]) -> int:
     from enginepool.client.control import drain
 
-    return drain(args.endpoint, args.timeout_s)
+    return drain(args.endpoint, args.keys, args.timeout_s)
 
 
 def _stop(args: argparse.Namespace, _: list[str]) -> int:
     from enginepool.client.control import stop
 
-    return stop(args.endpoint)
+    return stop(args.endpoint, args.keys)
+
+
+def _keys(args: argparse.Namespace, _: list[str]) -> int:
+    from enginepool.make_keys import run_keys
+
+    return run_keys(args.folder)
 
 
 def _demo(args: argparse.Namespace, _: list[str]) -> int:

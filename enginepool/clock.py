@@ -38,9 +38,27 @@ class ClockAnchor(msgspec.Struct, frozen=True, array_like=True):
         """Convert a monotonic stamp to Unix seconds; None stays None."""
         return None if monotonic_s is None else self.wall_s + (monotonic_s - self.monotonic_s)
 
+    def own_to_wall(self, monotonic_s: float) -> float:
+        """Convert a stamp of the process that reads this anchor; on one host that is the same clock."""
+        return self.wall_s + (monotonic_s - self.monotonic_s)
+
+    def seen_from(self, ahead_s: float, uncertainty_s: float) -> FarAnchor:
+        """The same anchor for a reader on another machine, whose monotonic clock is `ahead_s` ahead."""
+        return FarAnchor(self.monotonic_s, self.wall_s, max(self.uncertainty_s, uncertainty_s), ahead_s)
+
     def drift_s(self, other: ClockAnchor) -> float:
         """How far the wall clock has moved against the monotonic one between this anchor and `other`."""
         return (other.wall_s - self.wall_s) - (other.monotonic_s - self.monotonic_s)
+
+
+class FarAnchor(ClockAnchor, frozen=True):
+    """A pool's anchor as a client on another machine reads it. It never travels."""
+
+    ahead_s: float
+
+    def own_to_wall(self, monotonic_s: float) -> float:
+        """Convert a stamp of the reader's own clock."""
+        return self.wall_s + (monotonic_s - self.ahead_s - self.monotonic_s)
 
 
 class EngineStamps(msgspec.Struct, frozen=True, array_like=True):

@@ -78,6 +78,12 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     endpoint: Annotated[
         str | None, Meta(description="ipc:///path or tcp://127.0.0.1:port (0: any); default: this user's default endpoint.")
     ] = None
+    keys: Annotated[
+        str | None, Meta(description="Keys file of `enginepool keys`: encrypts a tcp endpoint, which beyond loopback needs it.")
+    ] = None
+    client_silence_s: Annotated[
+        float, Meta(ge=1), Meta(description="Clients on other machines are taken for gone after this long without a sign of life.")
+    ] = 15.0
     submit_window: Annotated[PositiveInt, Meta(description="Items one client keeps unfinished in the *_many calls before it waits.")] = 4096
     max_backlog_items: Annotated[PositiveInt, Meta(description="Items that may wait; beyond that submit is refused.")] = 100_000
     max_backlog_bytes: Annotated[PositiveInt, Meta(description="Payload bytes that may wait.")] = 1 << 30

@@ -24,6 +24,7 @@ from enginepool.errors import ItemError
 from enginepool.status import Load, PoolStatus
 
 PROTOCOL_VERSION = 2
+DEFAULT_SILENCE_S = 15.0
 NO_STAMPS = msgspec.Raw(b"\xc0")
 """Encoded nil: the item never reached an engine."""
 
@@ -35,7 +36,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Hello(Message, frozen=True):
-    """A client's first message. `pid` lets a dispatcher of the same host see it die; None for a remote one."""
+    """A client's first message. `pid` lets a dispatcher of the same host see it die; a remote one gives None, and pings."""
 
     version: int
     secret: bytes
@@ -99,7 +100,10 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(Message, frozen=True):
-    """The answer to a good Hello. `submit_window` is how many items a client keeps unfinished at once."""
+    """The answer to a good Hello. `submit_window` is how many items a client keeps unfinished at once.
+
+    `silence_s` is after how long a client without a pid, or a pool on another machine, is taken for gone when nothing comes.
+    """
 
     version: int
     pool_id: str
@@ -109,6 +113,7 @@ class Welcome(Message, frozen=True):
     limits: Limits
     submit_window: int
     anchor: ClockAnchor
+    silence_s: float = DEFAULT_SILENCE_S
 
 
 class Rejected(Message, frozen=True):
@@ -165,9 +170,10 @@ class Stopping(Message, frozen=True):
 
 
 class Pong(Message, frozen=True):
-    """The answer to Ping."""
+    """The answer to Ping. `at` is when the dispatcher gave it, by its own clock."""
 
     token: int
+    at: float | None = None
 
 
 class Enroll(Message, frozen=True):

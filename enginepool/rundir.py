@@ -13,12 +13,14 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from enginepool.endpoint import check_endpoint, check_target
 from enginepool.errors import EndpointInUse, NoDispatcher, SettingsError
-
-MAX_IPC_PATH_BYTES = 107
-_LOOPBACK = re.compile(r"^tcp://(127(?:\.\d{1,3}){3}|localhost):(\d+)$")
+from enginepool.keys import PoolKeys, read_pool_keys
+from enginepool.locks import folder_locked, is_locked, lock_file
+from enginepool.sweep import SECRET_BYTES, is_draft, is_lock, is_secret, sweep_run_dir
 
 
 def run_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -56,33 +58,17 @@ def default_endpoint(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("ENGINEPOOL_ENDPOINT") or f"ipc://{run_dir(environ)}/default.sock"
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Raise SettingsError for an endpoint that can not be served or would not be safe."""
-    if endpoint.startswith("ipc://"):
-        path = endpoint.removeprefix("ipc://")
-        if not path.startswith("/"):
-            raise SettingsError(f"endpoint {endpoint}: the path is not absolute; write ipc:///path/to.sock")
-        if len(os.fsencode(path)) + len(".back") > MAX_IPC_PATH_BYTES:
-            raise SettingsError(f"endpoint {endpoint}: the path is longer than {MAX_IPC_PATH_BYTES - 5} bytes; set ENGINEPOOL_RUN_DIR")
-    elif endpoint.startswith("tcp://"):
-        match = _LOOPBACK.match(endpoint)
-        if not match:
-            raise SettingsError(
-                f"endpoint {endpoint}: traffic is not encrypted yet, so only loopback is served; write tcp://127.0.0.1:PORT or ipc:///path"
-            )
-
-        if int(match[2]) > 65535:
-            raise SettingsError(f"endpoint {endpoint}: there is no such port; a port is at most 65535")
-    else:
-        raise SettingsError(f"endpoint {endpoint}: no such kind of address; write ipc:///path or tcp://127.0.0.1:PORT")
-
-
 class Claim:
-    """An endpoint held by this process until `release()`; the secret is in `secret`, the ipc path of the workers in `back`."""
+    """An endpoint held by this process until `release()`.
 
-    def __init__(self, endpoint: str, folder: Path) -> None:
+    `secret` lets the workers in, `client_secret` the clients; `back` is the ipc path of the workers, `keys` encrypt a tcp endpoint.
+    """
+
+    def __init__(self, endpoint: str, folder: Path, keys: PoolKeys | None = None) -> None:
         self.endpoint = endpoint
-        self.secret = secrets.token_bytes(32)
+        self.keys = keys
+        self.secret = secrets.token_bytes(SECRET_BYTES)
+        self.client_secret = self.secret if keys is None else keys.secret
         self._folder = folder
         refuse_foreign_files(endpoint, folder)
         self._lock_path = _lock_path(endpoint, folder)
@@ -98,8 +84,9 @@ class Claim:
             if address.startswith("ipc://"):
                 os.chmod(address.removeprefix("ipc://"), 0o600)
         self._secret_path = beside(endpoint, self._folder, "secret")
-        draft = self._secret_path.with_suffix(f".{os.getpid()}.tmp")
-        self._secret_fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        draft = self._lock_path.with_suffix(".draft")
+        draft.unlink(missing_ok=True)
+        self._secret_fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         os.write(self._secret_fd, self.secret)
         fcntl.flock(self._secret_fd, fcntl.LOCK_EX)  # a secret that nobody locks was left by a killed dispatcher
         draft.rename(self._secret_path)
@@ -120,33 +107,58 @@ def back_path(endpoint: str, folder: Path) -> str:
     return f"{stem}.back"
 
 
-def claim_endpoint(endpoint: str | None, pool_id: str, environ: Mapping[str, str] = os.environ) -> Claim:
-    """Hold `endpoint`; with None the user's default, or one of this pool's own when the default is taken.
+def claim_endpoint(
+    endpoint: str | None, pool_id: str, environ: Mapping[str, str] = os.environ, keys: str | os.PathLike[str] | None = None
+) -> Claim:
+    """Hold `endpoint`; with None the user's default, or one of this pool's own when the default is taken. Sweeps what dead pools left.
 
-    Raises EndpointInUse saying who holds it, SettingsError for an endpoint that makes no sense.
+    `keys` is the path of the keys file that encrypts it. Raises EndpointInUse saying who holds it, SettingsError for an
+    endpoint or a keys file that makes no sense.
     """
     folder = make_run_dir(environ)
-    if endpoint is not None:
-        check_endpoint(endpoint)
-        return Claim(endpoint, folder)
-    default = f"ipc://{folder}/default.sock"
-    check_endpoint(default)
-    try:
-        return Claim(default, folder)
-    except EndpointInUse:
-        own = f"ipc://{folder}/{pool_id}.sock"
-        check_endpoint(own)
-        return Claim(own, folder)
+    pool_keys = choose_keys(endpoint, folder, keys)
+    with folder_locked(folder):
+        sweep_run_dir(folder)
+        if endpoint is not None:
+            return Claim(endpoint, folder, pool_keys)
+        try:
+            return Claim(f"ipc://{folder}/default.sock", folder)
+        except EndpointInUse:
+            own = f"ipc://{folder}/{pool_id}.sock"
+            check_endpoint(own)
+            return Claim(own, folder)
+
+
+def choose_keys(endpoint: str | None, folder: Path, keys: str | os.PathLike[str] | None) -> PoolKeys | None:
+    """Check that endpoint and keys fit together, and read the keys. Raises SettingsError."""
+    check_endpoint(endpoint or f"ipc://{folder}/default.sock", has_keys=keys is not None)
+    return None if keys is None else read_pool_keys(keys)
+
+
+def choose_target(
+    endpoint: str | None, keys: str | os.PathLike[str] | None, environ: Mapping[str, str] = os.environ
+) -> tuple[str, str | os.PathLike[str] | None]:
+    """Where a client shall connect and by which keys file: what was given, else what the environment names, else the default."""
+    endpoint = endpoint or default_endpoint(environ)
+    if keys is None and endpoint.startswith("tcp://"):
+        keys = environ.get("ENGINEPOOL_KEYS") or None
+    return endpoint, keys
 
 
 def read_secret(endpoint: str, environ: Mapping[str, str] = os.environ) -> bytes:
-    """The secret of the pool at `endpoint`. Raises NoDispatcher when there is none this user may read."""
-    check_endpoint(endpoint)
-    path = beside(endpoint, run_dir(environ), "secret")
+    """The secret of the pool at `endpoint`. Raises NoDispatcher when there is none this user may read, or somebody else's."""
+    check_target(endpoint)
+    folder = run_dir(environ)
+    path = beside(endpoint, folder, "secret")
     hint = "start one with `enginepool serve`, or give the endpoint it printed (--endpoint or ENGINEPOOL_ENDPOINT)"
     try:
-        secret = path.read_bytes()
+        if path.parent == folder:
+            check_owner(folder, folder.lstat())
         with path.open("rb") as file:
+            owner = os.fstat(file.fileno()).st_uid
+            if os.getuid() not in (owner, 0):
+                raise NoDispatcher(f"the pool at {endpoint} is another user's (uid {owner}); {hint}")
+            secret = file.read(SECRET_BYTES + 1)
             if is_locked(file.fileno()):
                 return secret
     except FileNotFoundError:
@@ -156,20 +168,12 @@ def read_secret(endpoint: str, environ: Mapping[str, str] = os.environ) -> bytes
     raise NoDispatcher(f"the pool at {endpoint} is gone, its dispatcher was killed; {hint}")
 
 
-def is_locked(fd: int) -> bool:
-    """Whether somebody else holds the file exclusively."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
-
-
 def refuse_foreign_files(endpoint: str, folder: Path) -> None:
     """Raise SettingsError rather than touch a file that no pool has made: its lock holds a pid, its secret 32 bytes."""
     if not endpoint.startswith("ipc://"):
         return
     try:
+        _refuse_open_folder(endpoint)
         file = _foreign_file(endpoint, folder)
     except OSError as error:
         raise SettingsError(f"endpoint {endpoint}: {error.filename}: {error.strerror}; choose another path") from None
@@ -179,14 +183,20 @@ def refuse_foreign_files(endpoint: str, folder: Path) -> None:
 
 def _foreign_file(endpoint: str, folder: Path) -> Path | None:
     path = Path(endpoint.removeprefix("ipc://"))
-    files = {suffix: beside(endpoint, folder, suffix) for suffix in ("back", "lock", "secret")}
-    is_ours = {
-        path: path.is_socket(),
-        files["back"]: files["back"].is_socket(),
-        files["lock"]: files["lock"].is_file() and not files["lock"].read_bytes()[:32].strip(b"0123456789"),
-        files["secret"]: files["secret"].is_file() and files["secret"].stat().st_size == 32,
-    }
-    return next((file for file, is_known in is_ours.items() if file.exists() and not is_known), None)
+    forms = {"back": Path.is_socket, "lock": is_lock, "secret": is_secret, "draft": is_draft}
+    files = [(path, Path.is_socket), *((beside(endpoint, folder, suffix), form) for suffix, form in forms.items())]
+    return next((file for file, is_ours in files if os.path.lexists(file) and (file.is_symlink() or not is_ours(file))), None)
+
+
+def _refuse_open_folder(endpoint: str) -> None:
+    """Anybody could put a socket of their own in the place of ours."""
+    parent = Path(endpoint.removeprefix("ipc://")).parent
+    with suppress(FileNotFoundError):
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise SettingsError(
+                f"endpoint {endpoint}: everybody may rename files in {parent} (mode {stat.S_IMODE(mode):o}); choose another path"
+            )
 
 
 def _stem(endpoint: str) -> str:
@@ -209,32 +219,12 @@ def _lock_path(endpoint: str, folder: Path) -> Path:
 
 def _take_lock(path: Path, endpoint: str) -> int:
     try:
-        return _lock_file(path)
+        fd = lock_file(path)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        return fd
     except BlockingIOError:
         holder = path.read_text(errors="replace").strip() or "unknown"
         raise EndpointInUse(f"{endpoint} is held by the pool with pid {holder}; stop it or choose another --endpoint") from None
     except OSError as error:
         raise SettingsError(f"endpoint {endpoint}: {path}: {error.strerror}") from None
-
-
-def _lock_file(path: Path) -> int:
-    """Lock, then make sure that the locked file is still the one at `path` (its last holder removes it)."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_same_file(fd, path):
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, str(os.getpid()).encode(), 0)
-                return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-
-
-def _is_same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False

@@ -112,7 +112,7 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
     sweep_scratch()
     plan = make_plan(settings, packages, read_machine(), os.environ)
     trace = None if settings.trace is None else TraceWriter(settings.trace, log)
-    claim = claim_endpoint(settings.endpoint, pool_id)
+    claim = claim_endpoint(settings.endpoint, pool_id, keys=settings.keys)
     try:
         model, name = _resolve_model(settings, log)
         dispatcher = Dispatcher(

@@ -17,7 +17,9 @@ from contextlib import suppress
 
 import zmq
 
+from enginepool.curve import Door, LinkEvent, LinkMonitor, check_pairs, encrypt_client
 from enginepool.errors import EndpointInUse, SettingsError
+from enginepool.keys import ClientKeys, PoolKeys
 
 Poller = zmq.Poller
 POLLIN = zmq.POLLIN
@@ -60,13 +62,20 @@ class _Queue:
 
 
 class Router:
-    """The dispatcher's side: many peers, each with its own queue of what it has not taken yet."""
+    """The dispatcher's side: many peers, each with its own queue of what it has not taken yet.
 
-    def __init__(self, max_frame_bytes: int, beside: Router | None = None, max_unsent_messages: int = 1000) -> None:
+    With keys it talks to their clients only; its `door` has to be polled then, and answered.
+    """
+
+    def __init__(
+        self, max_frame_bytes: int, beside: Router | None = None, max_unsent_messages: int = 1000, keys: PoolKeys | None = None
+    ) -> None:
         """`beside` another router: both share one ZeroMQ I/O thread, and `beside` has to be closed last.
 
         Of a slow peer's messages ZeroMQ itself holds `max_unsent_messages`, whatever their size; all others wait here.
         """
+        if keys is not None:
+            check_pairs(keys)
         self._context: zmq.Context[zmq.Socket[bytes]] = beside._context if beside else _context()
         self._owns_context = beside is None
         self.socket = self._context.socket(zmq.ROUTER)
@@ -75,6 +84,7 @@ class Router:
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self.socket.setsockopt(zmq.SNDHWM, max_unsent_messages)
         self._queues: dict[bytes, _Queue] = {}
+        self.door = None if keys is None else Door(self._context, self.socket, keys)
 
     def bind(self, endpoint: str) -> str:
         """Bind and return the real address. ipc sockets are made in a private folder's umask, so no other user connects."""
@@ -135,6 +145,8 @@ class Router:
     def close(self, linger_ms: int = 200) -> None:
         """Give what was sent a moment to leave, then close."""
         self.socket.close(linger_ms)
+        if self.door is not None:
+            self.door.close()
         if self._owns_context:
             self._context.term()
 
@@ -176,11 +188,14 @@ class Dealer:
     whoever has sent looks whether messages wait and, if so, wakes the thread that receives.
     """
 
-    def __init__(self, endpoint: str, max_frame_bytes: int = -1) -> None:
+    def __init__(self, endpoint: str, max_frame_bytes: int = -1, keys: ClientKeys | None = None) -> None:
+        if keys is not None:
+            check_pairs(keys)
         self._context = _context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.SNDTIMEO, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self._lock = threading.Lock()
@@ -191,6 +206,11 @@ class Dealer:
         self._let_go = weakref.finalize(self, os.close, self._wake_fd)  # not in `close`: `wake` may come in the middle of it
         self._is_closed = False
         self._poll = select.poll()
+        if keys is not None:
+            encrypt_client(self._socket, keys)
+        self._monitor = LinkMonitor(self._socket) if endpoint.startswith("tcp://") else None
+        if self._monitor is not None:
+            self._poll.register(self._monitor.fd, select.POLLIN)
         try:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -233,8 +253,12 @@ class Dealer:
             self._send_later()
         return frames
 
+    def link_events(self) -> list[LinkEvent]:
+        """What has happened to a tcp connection since the last call (receiving thread)."""
+        return [] if self._monitor is None else self._monitor.events()
+
     def send(self, frames: Frames) -> None:
-        """Hand over to ZeroMQ (any thread); a DEALER without limits never blocks. After `close` nothing is sent."""
+        """Hand over to ZeroMQ (any thread); a DEALER without limits never blocks. After `close` or a broken protocol nothing is sent."""
         me = threading.get_ident()
         self._senders.add(me)
         try:
@@ -268,10 +292,13 @@ class Dealer:
 
     def _send_locked(self, frames: Frames) -> None:
         """A signal handler that raises (Ctrl-C) may cut a message between two frames; the next send ends it for good."""
-        if self._may_be_cut:
-            self._socket.send(CUT, 0)
-        self._may_be_cut = True
-        _send(self._socket, frames, 0)
+        try:
+            if self._may_be_cut:
+                self._socket.send(CUT, 0)
+            self._may_be_cut = True
+            _send(self._socket, frames, 0)
+        except zmq.Again:  # libzmq has given the connection up, for its peer does not keep to the protocol: there is nobody to send to
+            pass
         self._may_be_cut = False
         if int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
             os.eventfd_write(self._wake_fd, 1)
@@ -287,6 +314,8 @@ class Dealer:
             if self._is_closed:
                 return
             self._is_closed = True
+            if self._monitor is not None:
+                self._monitor.close()
             self._socket.close(linger_ms)
         self._context.term()
 

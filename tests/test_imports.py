@@ -16,10 +16,11 @@ import enginepool
 ROOT = Path(enginepool.__file__).parent
 LADDER = [
     {"errors", "lifeline"},
-    {"config", "clock", "status", "sampling", "payload", "protocol", "handover", "recorder", "rundir", "chat_format"},
-    {"transport"},
+    {"config", "clock", "status", "sampling", "payload", "protocol", "handover", "recorder", "rundir", "chat_format", "presence"}
+    | {"endpoint", "keys", "locks", "sweep"},
+    {"transport", "curve"},
     {"client", "dispatcher", "worker"},
-    {"__init__", "preflight", "serve", "demo", "batch", "gateway", "integrations", "doctor"},
+    {"__init__", "preflight", "serve", "demo", "batch", "gateway", "integrations", "doctor", "make_keys"},
     {"cli"},
     {"__main__"},
 ]
@@ -28,6 +29,7 @@ PLACEMENT = ["placement", "affinity", "cpuset", "devices", "environment", "kv_bu
 PURE = [
     f"dispatcher.{name}" for name in ("backlog", "leases", "suspects", "desk", "assign", "roster", "vigil", "latency", "trace", *PLACEMENT)
 ]
+PURE += ["presence", "client.pulse", "client.far_clock"]
 DOING = {"os", "time", "socket", "subprocess", "zmq", "threading", "multiprocessing", "selectors", "signal", "asyncio", "random"}
 DOING_OF_OURS = ("transport", "rundir", "handover", "clock")
 HEAVY = {"vllm", "torch", "transformers", "numpy"}
@@ -123,7 +125,7 @@ def test_chat_renderer_needs_vllm_for_type_checking_only() -> None:
 
 
 def test_sockets_are_made_in_one_place() -> None:
-    assert _importers("zmq") == {"transport"}
+    assert _importers("zmq") == {"transport", "curve"}
     assert _importers("socket") == set()
 
 

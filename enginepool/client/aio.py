@@ -45,15 +45,16 @@ class AsyncPool(AsyncVerbs):
     ) -> None:
         self._settings = make_settings(model, workers=workers, engine=engine, **settings_and_engine_args)
         self._endpoint: str | None = None
+        self._keys: str | os.PathLike[str] | None = self._settings.keys
         self._progress = progress
         self._prepare()
 
     @classmethod
-    def connect(cls, endpoint: str | None = None) -> AsyncPool:
-        """Join a running pool, once this is awaited or entered; `endpoint` as for `Pool.connect`."""
+    def connect(cls, endpoint: str | None = None, *, keys: str | os.PathLike[str] | None = None) -> AsyncPool:
+        """Join a running pool, once this is awaited or entered; `endpoint` and `keys` as for `Pool.connect`."""
         pool = cls.__new__(cls)
         pool._settings = PoolSettings()
-        pool._endpoint = endpoint or rundir.default_endpoint()
+        pool._endpoint, pool._keys = rundir.choose_target(endpoint, keys)
         pool._progress = False
         pool._prepare()
         return pool
@@ -94,7 +95,7 @@ class AsyncPool(AsyncVerbs):
             replace_old_pools()
             self._sidecar = AsyncSidecar.of(self._settings)
             await _show_loading(self._sidecar, self._progress)
-        connection = await _connect(self._endpoint or (self._sidecar.endpoint if self._sidecar else ""))
+        connection = await _connect(self._endpoint or (self._sidecar.endpoint if self._sidecar else ""), self._keys)
         try:
             self._check_wanted()
         except PoolClosed:
@@ -108,7 +109,7 @@ class AsyncPool(AsyncVerbs):
 
     def _hold(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self._loop_post = LoopPost()
-        self._held = held = Held(connection.welcome.endpoint, connection, self._sidecar)
+        self._held = held = Held.of(connection, self._sidecar)
         self._finalizer = weakref.finalize(self, held.let_go)
         self._finalizer.atexit = False
         atexit.register(held.release)
@@ -130,7 +131,7 @@ class AsyncPool(AsyncVerbs):
     @property
     def endpoint(self) -> str:
         """Where this pool's dispatcher listens; what `connect` takes."""
-        return self._started().connect().welcome.endpoint
+        return self._started().endpoint
 
     @property
     def model(self) -> str:
@@ -250,8 +251,8 @@ async def _tick(view: LoadingView, tick_s: float) -> None:
         view.tick()
 
 
-async def _connect(endpoint: str) -> Connection:
-    connection = Connection(endpoint, waits=False)
+async def _connect(endpoint: str, keys: str | os.PathLike[str] | None) -> Connection:
+    connection = Connection(endpoint, keys=keys, waits=False)
     try:
         await until(connection, lambda: connection.is_settled, HELLO_TIMEOUT_S)
         if (refusal := connection.refusal()) is not None:

@@ -14,10 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from enginepool import rundir
+import msgspec
+
 from enginepool.client.changes import Changes
 from enginepool.client.pending import Pending
+from enginepool.client.tether import Tether
 from enginepool.client.ticket import Sink, Ticket
+from enginepool.client.way import find_way
 from enginepool.clock import monotonic
 from enginepool.errors import EnginePoolError, ForkedPool, NoDispatcher, PoolClosed, PoolLost
 from enginepool.protocol import (
@@ -54,18 +57,20 @@ ABORTS_A_MESSAGE = 10_000
 class Connection:
     """One client of one pool. All public methods may be called from any thread."""
 
-    def __init__(self, endpoint: str, timeout_s: float = HELLO_TIMEOUT_S, *, waits: bool = True) -> None:
+    def __init__(
+        self, endpoint: str, timeout_s: float = HELLO_TIMEOUT_S, *, keys: str | os.PathLike[str] | None = None, waits: bool = True
+    ) -> None:
         """Connect, and wait until the pool has let this client in; with `waits=False` do that by `is_settled` and `refusal`."""
         self.endpoint = endpoint
-        self._is_local = endpoint.startswith(("ipc://", "tcp://127.", "tcp://localhost:"))
+        self.way = find_way(endpoint, keys)
         self.welcome: Welcome
         self.changes = Changes()
         self._owner_pid = os.getpid()
-        self._secret = rundir.read_secret(endpoint)
         self._seqs = itertools.count()
         self._pending = Pending()
         self._answers: dict[int, deque[PoolStatus]] = {}
-        self._dealer = Dealer(endpoint)
+        self._dealer = Dealer(self.way.address, keys=self.way.keys)
+        self._tether = Tether(self.way, self._dealer)
         self._pidfd: int | None = None
         self._error: EnginePoolError | None = None
         self.farewell: Stopping | None = None
@@ -94,7 +99,12 @@ class Connection:
         """Why the pool has not let this client in, or None."""
         if self._is_welcome.is_set():
             return self.error
-        return NoDispatcher(f"the pool at {self.endpoint} does not answer; is its dispatcher alive? (enginepool status)")
+        return NoDispatcher(f"the pool at {self.endpoint} does not answer; {self._tether.hint}")
+
+    @property
+    def address(self) -> str:
+        """Where others on this machine find the pool: by its own name for its endpoint, or as this client has found it."""
+        return self.welcome.endpoint if self.way.is_local else self.endpoint
 
     @property
     def is_foreign(self) -> bool:
@@ -238,8 +248,8 @@ class Connection:
             raise PoolClosed("the pool is closed")
 
     def _run(self) -> None:
-        pid = os.getpid() if self._is_local else None
-        self._dealer.send([encode(Hello(PROTOCOL_VERSION, self._secret, uuid.uuid4().bytes, pid))])
+        pid = os.getpid() if self.way.is_local else None
+        self._dealer.send([encode(Hello(PROTOCOL_VERSION, self.way.secret, uuid.uuid4().bytes, pid))])
         try:
             self._serve()
         finally:
@@ -254,26 +264,35 @@ class Connection:
     def _serve(self) -> None:
         lost_at: float | None = None
         while not self._is_closing:
-            readable = self._dealer.wait(self._longest_wait_s if lost_at is None else 0.02)
+            readable = self._dealer.wait(self._wait_s if lost_at is None else 0.02)
             if self._is_owner_gone():
                 self._release()
                 break
             if self._pidfd in readable and self._pidfd is not None:
                 self._dealer.unwatch(self._pidfd)
                 self._has_exited, lost_at = True, monotonic()
-            self._receive()
+            self._tether.look()
+            has_news = self._receive()
+            if self._error is None and (gone := self._tether.judge(has_news=has_news)):
+                self._lose(gone if self.farewell is None else PoolLost(self._what_was_lost()))
             if lost_at is not None and monotonic() - lost_at > LOSS_GRACE_S:
                 self._lose(PoolLost(self._what_was_lost()))
                 lost_at = None
         if not self._is_gone:
             self._dealer.send([encode(Bye())])
 
+    @property
+    def _wait_s(self) -> float | None:
+        waits = [wait_s for wait_s in (self._longest_wait_s, self._tether.wait_s) if wait_s is not None]
+        return min(waits, default=None)
+
     def _what_was_lost(self) -> str:
         if self.farewell is not None:
             return f"the pool at {self.endpoint} has stopped, as it was asked to"
         return f"the pool's dispatcher (pid {self.welcome.pid}) at {self.endpoint} is gone; start it again"
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Read all that has come; True when there was something."""
         is_news = False
         while (frames := self._dealer.receive()) is not None:
             try:
@@ -283,6 +302,7 @@ class Connection:
             is_news = True
         if is_news:
             self.changes.tell()
+        return is_news
 
     def _take(self, message: ToClient, frames: list[bytes]) -> None:
         match message:
@@ -297,18 +317,26 @@ class Connection:
             case Status(token, status):
                 self._answers.get(token, deque()).append(status)
             case Rejected(reason):
-                self._lose(NoDispatcher(f"the pool at {self.endpoint} refused this client: {reason}"))
+                kind = PoolLost if self.is_settled else NoDispatcher
+                self._lose(kind(f"the pool at {self.endpoint} refused this client: {reason}"))
             case Stopping():
                 self.farewell = message
             case Pong():
-                pass
+                self._on_pong(message)
 
     def _on_welcome(self, welcome: Welcome) -> None:
         self.welcome = welcome
-        if self._is_local:
+        if self.way.is_local:
             with suppress(OSError):
                 self._pidfd = os.pidfd_open(welcome.pid)
                 self._dealer.watch(self._pidfd)
+        if self._tether.welcomed(welcome):
+            self._is_welcome.set()
+
+    def _on_pong(self, pong: Pong) -> None:
+        if not self._tether.is_far:
+            return
+        self.welcome = msgspec.structs.replace(self.welcome, anchor=self._tether.ponged(pong, self.welcome.anchor))
         self._is_welcome.set()
 
     def _lose(self, error: EnginePoolError) -> None:

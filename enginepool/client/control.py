@@ -12,20 +12,25 @@ from enginepool.protocol import Drain, Stop
 STOP_WAIT_S = 60.0
 
 
-def drain(endpoint: str | None, limit_s: float | None) -> int:
+def drain(endpoint: str | None, keys: str | None, limit_s: float | None) -> int:
     """Ask the pool to finish and stop; returns when its dispatcher is gone."""
-    connection = Connection(endpoint or rundir.default_endpoint())
+    connection = _connect(endpoint, keys)
     status = connection.status()
     print(f"draining {connection.endpoint}: {status.backlog} waiting, {status.in_flight} in flight", file=sys.stderr)
     connection.post(Drain(limit_s))
     return _wait(connection, None)
 
 
-def stop(endpoint: str | None) -> int:
+def stop(endpoint: str | None, keys: str | None) -> int:
     """Ask the pool to stop now; returns when its dispatcher is gone."""
-    connection = Connection(endpoint or rundir.default_endpoint())
+    connection = _connect(endpoint, keys)
     connection.post(Stop())
     return _wait(connection, STOP_WAIT_S)
+
+
+def _connect(endpoint: str | None, keys: str | None) -> Connection:
+    target, keys_path = rundir.choose_target(endpoint, keys)
+    return Connection(target, keys=keys_path)
 
 
 def _wait(connection: Connection, timeout_s: float | None) -> int:

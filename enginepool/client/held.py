@@ -14,14 +14,22 @@ from enginepool.errors import ForkedPool, PoolClosed
 class Held:
     """A handle holds nothing until `connect` is first called; it belongs to the process that did."""
 
-    def __init__(self, endpoint: str, connection: Connection | None = None, sidecar: Sidecar | None = None) -> None:
+    def __init__(
+        self, endpoint: str, connection: Connection | None = None, sidecar: Sidecar | None = None, keys: str | None = None
+    ) -> None:
         self.endpoint = endpoint
+        self.keys = keys
         self.connection = connection
         self.sidecar = sidecar
         self._pid = None if connection is None else os.getpid()
         self._lock = threading.RLock()  # a signal handler may close in the middle of a connect
         self._is_closed = False
         self.is_let_go = False
+
+    @classmethod
+    def of(cls, connection: Connection, sidecar: Sidecar | None = None) -> Held:
+        """Hold what is connected already."""
+        return cls(connection.address, connection, sidecar, connection.way.keys_path)
 
     @property
     def is_foreign(self) -> bool:
@@ -39,7 +47,7 @@ class Held:
             if self.connection is None:
                 self._check()
                 try:
-                    self.connection = Connection(self.endpoint)
+                    self.connection = Connection(self.endpoint, keys=self.keys)
                 except BaseException:
                     self._pid = None
                     raise

@@ -65,25 +65,26 @@ class Pool(Verbs):
         self._drain_timeout_s = settings.drain_timeout_s
         self._shutdown_timeout_s = settings.shutdown_timeout_s
         try:
-            connection = Connection(sidecar.endpoint)
+            connection = Connection(sidecar.endpoint, keys=settings.keys)
         except BaseException:
             sidecar.kill()
             raise
-        self._hold(Held(connection.welcome.endpoint, connection, sidecar))
+        self._hold(Held.of(connection, sidecar))
         remember(self, Pool._give_way)
 
     @classmethod
-    def connect(cls, endpoint: str | None = None) -> Pool:
+    def connect(cls, endpoint: str | None = None, *, keys: str | os.PathLike[str] | None = None) -> Pool:
         """Join a running pool: `endpoint`, else ENGINEPOOL_ENDPOINT, else this user's default endpoint.
 
-        Raises NoDispatcher when nothing answers there.
+        `keys` is the path of the keys file for a pool that wants one (default: ENGINEPOOL_KEYS, for tcp). Raises NoDispatcher
+        when nothing answers there or it does not let this client in, SettingsError for an endpoint or a keys file that is wrong.
         """
-        connection = Connection(endpoint or rundir.default_endpoint())
-        return cls._joined(Held(connection.welcome.endpoint, connection))
+        endpoint, keys = rundir.choose_target(endpoint, keys)
+        return cls._joined(Held.of(Connection(endpoint, keys=keys)))
 
     @classmethod
-    def _handle(cls, endpoint: str) -> Pool:
-        return cls._joined(Held(endpoint))
+    def _handle(cls, endpoint: str, keys: str | None = None) -> Pool:
+        return cls._joined(Held(endpoint, keys=keys))
 
     @classmethod
     def _joined(cls, held: Held) -> Pool:
@@ -169,8 +170,8 @@ class Pool(Verbs):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(drain=kind is None)
 
-    def __reduce__(self) -> tuple[Callable[[str], Pool], tuple[str]]:
-        return type(self)._handle, (self.endpoint,)
+    def __reduce__(self) -> tuple[Callable[[str, str | None], Pool], tuple[str, str | None]]:
+        return type(self)._handle, (self.endpoint, self._held.keys)
 
     def __repr__(self) -> str:
         connection = self._held.connection

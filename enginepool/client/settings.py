@@ -22,6 +22,7 @@ def make_settings(model: str | os.PathLike[str] | None, **values: Any) -> PoolSe
         if near := nearest_setting(name):
             raise SettingsError(f"there is no setting {name!r}; did you mean {near!r}?")
     path = None if model is None else os.fspath(model)
-    if isinstance(form := own.get("request_format"), os.PathLike):
-        own["request_format"] = os.fspath(form)
+    for name in ("request_format", "keys"):
+        if isinstance(given := own.get(name), os.PathLike):
+            own[name] = os.fspath(given)
     return build_settings({"model": path, "log_level": "warning", "engine_args": check_engine_args(engine_args), **own})

@@ -16,9 +16,10 @@ from enginepool.status import PoolStatus
 PIPED_WIDTH = 200
 
 
-def run_status(endpoint: str | None, *, as_json: bool, watch: bool, interval_s: float = 1.0) -> int:
+def run_status(endpoint: str | None, keys: str | None, *, as_json: bool, watch: bool, interval_s: float = 1.0) -> int:
     """Print the status once, or with `watch` again and again until interrupted. Raises NoDispatcher, PoolLost."""
-    connection = Connection(endpoint or rundir.default_endpoint())
+    target, keys_path = rundir.choose_target(endpoint, keys)
+    connection = Connection(target, keys=keys_path)
     try:
         if watch and not as_json and _can_redraw():
             from enginepool.client.watch import watch as watch_on_terminal

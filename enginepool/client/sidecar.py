@@ -292,7 +292,7 @@ class Sidecar:
         if self._ready is None or child.exit_code is not None:
             return False
         try:
-            connection = Connection(self.endpoint)
+            connection = Connection(self.endpoint, keys=self.settings.keys)
         except EnginePoolError:
             return False
         try:

@@ -87,20 +87,23 @@ class Ticket:
 
     def _timings(self, item: ResultItem | None, anchor: ClockAnchor, now: float) -> Timings:
         wall = anchor.to_wall
+        submitted, delivered = anchor.own_to_wall(self.submitted), anchor.own_to_wall(now)
         if item is None:
-            return Timings(submitted=wall(self.submitted), delivered=wall(now))
+            return Timings(submitted=submitted, delivered=delivered)
         stamps = decode_stamps(item.stamps) or NO_STAMPS
+        received, finished = wall(item.received), wall(stamps.finished)
+        # The clock of another machine is known to half a round trip only, but what came first is known for sure.
         return Timings(
-            wall(self.submitted),
-            wall(item.received),
+            min(submitted, received or submitted),
+            received,
             wall(item.leased),
             wall(stamps.arrived),
             wall(stamps.queued),
             wall(stamps.scheduled),
             wall(stamps.first_token),
             wall(stamps.last_token),
-            wall(stamps.finished),
-            wall(now),
+            finished,
+            max(delivered, finished or delivered),
             stamps.num_tokens,
         )
 

@@ -16,6 +16,7 @@ from enginepool.dispatcher.backlog import Item
 from enginepool.dispatcher.desk import Desk
 from enginepool.dispatcher.session import Session
 from enginepool.errors import Code, ItemError
+from enginepool.presence import Presence
 from enginepool.protocol import (
     PROTOCOL_VERSION,
     UNREADABLE,
@@ -85,6 +86,7 @@ class Front:
         self._by_peer: dict[bytes, Session] = {}
         self._by_client: dict[bytes, Session] = {}
         self._with_results: dict[bytes, Session] = {}
+        self._remote = Presence[bytes](welcome.silence_s)
 
     @property
     def num_clients(self) -> int:
@@ -143,6 +145,12 @@ class Front:
         for session in list(self._by_peer.values()):
             self._send(session, Stopping(exit_code, num_returned))
 
+    def drop_silent(self, now: float) -> None:
+        """Let go of clients on other machines that have not been heard for too long; local ones are watched by pid."""
+        self._remote.advance(now)
+        for peer in self._remote.silent():
+            self._cut_off(peer, f"nothing came from this client for {self._remote.limit_s:g} s, so it was taken for gone; connect again")
+
     def _read(self, peer: bytes, frames: list[bytes]) -> None:
         session, header = self._by_peer.get(peer), frames[0]
         message: ClientMessage
@@ -164,6 +172,8 @@ class Front:
     def _handle(self, session: Session, message: ClientMessage, payloads: list[bytes], now: float) -> None:
         if not isinstance(message, GetStatus | Ping):
             self._status = None
+        if session.pid is None:
+            self._remote.heard(session.peer)
         match message:
             case Submit():
                 self._submit(session, message, payloads, now)
@@ -173,7 +183,7 @@ class Front:
                 self._status = self._status or self._get_status()
                 self._answer(session, Status(token, self._status))
             case Ping(token):
-                self._answer(session, Pong(token))
+                self._answer(session, Pong(token, now))
             case Drain(limit_s) if limit_s is None or 0 <= limit_s <= MAX_LIMIT_S:
                 self._on_drain(limit_s)
             case Drain(limit_s):
@@ -203,6 +213,8 @@ class Front:
             self._drop(self._by_peer.get(peer))
             session = Session(peer, hello.client_id, hello.pid)
             self._by_peer[peer] = self._by_client[hello.client_id] = session
+            if session.pid is None:
+                self._remote.heard(peer)
             if session.pidfd is not None:
                 self._watch(session.pidfd, lambda: self._drop(session))
             self._send(session, self._welcome)
@@ -228,6 +240,7 @@ class Front:
         self._the_desk.backlog.resume(session.client_id)
         self._paused.pop(session.peer, None)
         self._with_results.pop(session.peer, None)
+        self._remote.forget(session.peer)
         self.router.forget(session.peer)
         if session.pidfd is not None:
             self._unwatch(session.pidfd)

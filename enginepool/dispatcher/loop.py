@@ -23,6 +23,7 @@ from enginepool.dispatcher.assign import BatchRule
 from enginepool.dispatcher.back import Back
 from enginepool.dispatcher.backlog import Backlog
 from enginepool.dispatcher.desk import Desk
+from enginepool.dispatcher.doorkeeper import Doorkeeper
 from enginepool.dispatcher.front import Front
 from enginepool.dispatcher.log_lines import Level, level_of
 from enginepool.dispatcher.logs import LogWriter
@@ -89,7 +90,7 @@ class Dispatcher:
         self._handlers: dict[object, Callable[[], None]] = {}
         self._anchor = ClockAnchor.take()
         self.observer = Observer(len(plan.workers), self._anchor, trace)
-        front_router = Router(settings.max_frame_bytes + HEADER_BYTES, max_unsent_messages=MAX_UNSENT_MESSAGES)
+        front_router = Router(settings.max_frame_bytes + HEADER_BYTES, max_unsent_messages=MAX_UNSENT_MESSAGES, keys=claim.keys)
         back_router = Router(settings.max_frame_bytes + HEADER_BYTES, front_router)
         try:
             endpoint = front_router.bind(claim.endpoint)
@@ -107,11 +108,11 @@ class Dispatcher:
         budget = (settings.max_restarts, settings.restart_window_s, settings.backoff_s)
         self.roster = Roster([Slot(index, RestartBudget(*budget)) for index in range(num)], settings.min_ready or num)
         limits = Limits(settings.max_frame_bytes, settings.max_items_per_message)
-        welcome = Welcome(PROTOCOL_VERSION, self._pool_id, self._pid, self._model, endpoint, limits, settings.submit_window, self._anchor)
+        about = (PROTOCOL_VERSION, self._pool_id, self._pid, self._model, endpoint)
         self._front = Front(
             front_router,
-            welcome,
-            self._claim.secret,
+            Welcome(*about, limits, settings.submit_window, self._anchor, settings.client_silence_s),
+            self._claim.client_secret,
             get_status=self.status,
             on_drain=self.drain,
             on_stop=self.stop,
@@ -134,8 +135,10 @@ class Dispatcher:
         self._staff = Staff(self, supervisor, self.roster, self._desk, self._back, watch=self._watch, unwatch=self._unwatch)
         self._warden = Warden(self, supervisor, self.roster, self._desk)
         self._reporter = Reporter(self._pool_id, self._model, endpoint, self._anchor, list(self._plan.workers))
-        self._watch_socket(front_router, self._front.receive)
-        self._watch_socket(back_router, self._read_back)
+        self._watch_socket(front_router.socket, self._front.receive)
+        self._watch_socket(back_router.socket, self._read_back)
+        if front_router.door is not None:
+            self._watch_socket(front_router.door.socket, Doorkeeper(front_router.door, self.warn).answer)
         for fd in self._signals.fds:
             self._watch(fd, self._on_signal)
 
@@ -252,6 +255,7 @@ class Dispatcher:
     def _slow_turn(self, now: float) -> None:
         self._slow_at = now + SLOW_TURN_S
         self._log_writer.flush()
+        self._front.drop_silent(now)
         self.observer.tick(now, len(self._desk.backlog), len(self._desk.leases))
         self._staff.judge_exits(now)
         if self._is_stopping:
@@ -351,9 +355,9 @@ class Dispatcher:
         due = min(due, self._front.router.retry_at, self._back.router.retry_at)
         return math.ceil(max(0.0, due - now) * 1000)
 
-    def _watch_socket(self, router: Router, handler: Callable[[], None]) -> None:
-        self._handlers[router.socket] = handler
-        self._poller.register(router.socket, POLLIN)
+    def _watch_socket(self, socket: object, handler: Callable[[], None]) -> None:
+        self._handlers[socket] = handler
+        self._poller.register(socket, POLLIN)
 
     def _watch(self, fd: int, handler: Callable[[], None]) -> None:
         self._handlers[fd] = handler

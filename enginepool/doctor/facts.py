@@ -102,7 +102,7 @@ def _with_settings(facts: Facts, settings: PoolSettings, origins: dict[str, str]
         refusals.during(topic, check)
     plan = refusals.during("placement", lambda: make_plan(settings, facts.packages, facts.machine, environ))
     refusals.during("settings", lambda: check_trace(settings.trace))
-    endpoint = refusals.during("endpoint", lambda: examine_endpoint(settings.endpoint, environ))
+    endpoint = refusals.during("endpoint", lambda: examine_endpoint(settings.endpoint, environ, keys=settings.keys))
     model = _find_model(settings, environ, refusals)
     return msgspec.structs.replace(
         facts,

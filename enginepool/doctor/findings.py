@@ -8,8 +8,8 @@ from enginepool.dispatcher.kv_budget import format_bytes
 from enginepool.doctor.facts import Facts
 from enginepool.doctor.installed import judge_installed
 from enginepool.doctor.verdict import Finding, error, ok, split_remedy, warning
+from enginepool.endpoint import MAX_IPC_PATH_BYTES
 from enginepool.errors import ExitCode
-from enginepool.rundir import MAX_IPC_PATH_BYTES
 
 MIB = 1 << 20
 PREPARED_BYTES = 367 * MIB  # the unpacked GGUF and the converted model beside each other
@@ -136,7 +136,7 @@ def _endpoint(facts: Facts) -> Iterator[Finding]:
         holder = f"the pool with pid {found.default_holder}" if found.default_holder else "another pool"
         yield ok("endpoint", f"the default one is held by {holder}; this pool would take one of its own in {found.run_dir}")
     else:
-        yield ok("endpoint", f"{found.endpoint} is free")
+        yield ok("endpoint", f"{found.endpoint} is free{'; clients need the keys that belong to it' if found.has_keys else ''}")
 
 
 def _limits(facts: Facts) -> Iterator[Finding]:
