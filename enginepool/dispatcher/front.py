@@ -7,12 +7,13 @@ its items until half of that has gone. For a peer that was not let in nothing is
 from __future__ import annotations
 
 import hmac
+import itertools
 from collections.abc import Callable
 
 import msgspec
 
 from enginepool.clock import monotonic
-from enginepool.dispatcher.backlog import Item
+from enginepool.dispatcher.backlog import ClientId, Item
 from enginepool.dispatcher.desk import Desk
 from enginepool.dispatcher.session import Session
 from enginepool.errors import Code, ItemError
@@ -84,7 +85,9 @@ class Front:
         self._status: PoolStatus | None = None
         self._paused: dict[bytes, Session] = {}
         self._by_peer: dict[bytes, Session] = {}
-        self._by_client: dict[bytes, Session] = {}
+        self._by_client: dict[ClientId, Session] = {}
+        self._by_id: dict[bytes, Session] = {}
+        self._numbers = itertools.count()
         self._with_results: dict[bytes, Session] = {}
         self._remote = Presence[bytes](welcome.silence_s)
 
@@ -178,7 +181,7 @@ class Front:
             case Submit():
                 self._submit(session, message, payloads, now)
             case Abort(ids):
-                self._the_desk.abort(session.client_id, ids)
+                self._the_desk.abort(session.client, ids)
             case GetStatus(token):
                 self._status = self._status or self._get_status()
                 self._answer(session, Status(token, self._status))
@@ -199,7 +202,7 @@ class Front:
         return self.desk
 
     def _let_in(self, peer: bytes, hello: Hello) -> None:
-        other = self._by_client.get(hello.client_id)
+        other = self._by_id.get(hello.client_id)
         if hello.version != PROTOCOL_VERSION:
             text = f"this pool speaks protocol {PROTOCOL_VERSION}, the client {hello.version}; use the same enginepool version"
             self._cut_off(peer, text)
@@ -211,8 +214,8 @@ class Front:
             self._cut_off(peer, "another connection has this client_id; each needs one of its own")
         else:
             self._drop(self._by_peer.get(peer))
-            session = Session(peer, hello.client_id, hello.pid)
-            self._by_peer[peer] = self._by_client[hello.client_id] = session
+            session = Session(peer, hello.client_id, hello.pid, next(self._numbers))
+            self._by_peer[peer] = self._by_client[session.client] = self._by_id[session.client_id] = session
             if session.pid is None:
                 self._remote.heard(peer)
             if session.pidfd is not None:
@@ -227,7 +230,7 @@ class Front:
         elif len(payloads) > limits.max_items_per_message:
             error = ItemError(Code.INVALID_REQUEST, f"at most {limits.max_items_per_message} items a message, not {len(payloads)}")
         else:
-            error = self._the_desk.submit(session.client_id, message.items, payloads, now)
+            error = self._the_desk.submit(session.client, message.items, payloads, now)
         if error is not None:
             self._answer(session, Refused([item.seq for item in message.items], error))
 
@@ -235,9 +238,9 @@ class Front:
         """The client is gone or said goodbye: abort what it still has."""
         if session is None or self._by_peer.get(session.peer) is not session:
             return
-        del self._by_peer[session.peer], self._by_client[session.client_id]
-        self._the_desk.drop_client(session.client_id)
-        self._the_desk.backlog.resume(session.client_id)
+        del self._by_peer[session.peer], self._by_client[session.client], self._by_id[session.client_id]
+        self._the_desk.drop_client(session.client)
+        self._the_desk.backlog.resume(session.client)
         self._paused.pop(session.peer, None)
         self._with_results.pop(session.peer, None)
         self._remote.forget(session.peer)
@@ -268,7 +271,7 @@ class Front:
     def _pause(self, session: Session) -> None:
         session.is_paused, session.num_asked_bytes = True, 0
         self._paused[session.peer] = session
-        self._the_desk.backlog.pause(session.client_id)
+        self._the_desk.backlog.pause(session.client)
         if not session.was_paused:
             session.was_paused = True
             name = f"the client with pid {session.pid}" if session.pid else "a client"
@@ -277,7 +280,7 @@ class Front:
     def _resume(self, session: Session) -> None:
         session.is_paused = False
         del self._paused[session.peer]
-        self._the_desk.backlog.resume(session.client_id)
+        self._the_desk.backlog.resume(session.client)
 
 
 def _read_hello(header: bytes) -> Hello:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from enginepool.dispatcher.backlog import ClientId
 from enginepool.protocol import Delta, Message, Result, ResultItem
 
 MESSAGE_BYTES = 1 << 20
 
 
 class Session:
-    """`is_paused` while it does not read: then no more of its items are handed out. `num_asked_bytes` counts answers since then."""
+    """`is_paused` while it does not read: then no more of its items are handed out. `num_asked_bytes` counts answers since then.
 
-    def __init__(self, peer: bytes, client_id: bytes, pid: int | None) -> None:
+    `client` names its items. It is never used again, so what ends late is not taken for an item of a later session.
+    """
+
+    def __init__(self, peer: bytes, client_id: bytes, pid: int | None, number: int) -> None:
         self.peer = peer
         self.client_id = client_id
+        self.client: ClientId = client_id + number.to_bytes(8, "big")
         self.pid = pid
         self.pidfd = _open_pidfd(pid)
         self.is_paused = False
