@@ -60,7 +60,6 @@ class Link:
     def _about_cuts(self) -> str:
         """A pool with other keys hangs up; so may one with keys where a client has none, or the other way round."""
         if self._has_keys:
-            return (
-                "it hangs up at once: these keys are not for this pool (another server_public), or it uses none, or it is another program"
-            )
-        return "it hangs up at once: it wants keys; give the client.keys that belong to it (keys=, --keys or ENGINEPOOL_KEYS), or it is another program"
+            return "it hangs up at once: these keys are another pool's (server_public), or it uses none, or it is another program"
+        hint = "give the client.keys that belong to it (keys=, --keys or ENGINEPOOL_KEYS)"
+        return f"it hangs up at once: it wants keys, so {hint}, or it is another program"

@@ -13,7 +13,7 @@ from enginepool.dispatcher.desk import Desk, Fate
 from enginepool.dispatcher.observer import Observer
 from enginepool.dispatcher.roster import Roster, Slot
 from enginepool.dispatcher.supervisor import Exit, Supervisor, WorkerProcess
-from enginepool.dispatcher.suspects import Death, cause_of
+from enginepool.dispatcher.suspects import SIGKILLED, Death, cause_of
 from enginepool.dispatcher.vigil import Hang
 from enginepool.status import WorkerState
 
@@ -164,13 +164,18 @@ def _mask_of(pid: int) -> list[int]:
 
 
 def _how_it_ended(slot: Slot, ended: Exit) -> str:
-    if slot.hang_text is not None:
+    if _hang_of(slot, ended) is not None:
         return f"was killed, for it {slot.hang_text}"
     return f"{ended.how} after {slot.farewell}" if slot.farewell else ended.how
 
 
+def _hang_of(slot: Slot, ended: Exit) -> Hang | None:
+    """Why the dispatcher has killed it; a worker that was condemned may still have ended by itself."""
+    return slot.hang if ended.code == SIGKILLED else None
+
+
 def _death(slot: Slot, ended: Exit, how: str) -> Death:
-    record, hang = ended.record, slot.hang
+    record, hang = ended.record, _hang_of(slot, ended)
     lives = slot.watch is not None and slot.watch.lives
     return Death(
         how,

@@ -12,6 +12,7 @@ from enginepool.dispatcher.vigil import AwakeClock, Hang, Limits, Watch
 from enginepool.status import WorkerState
 
 DUMP_GRACE_S = 1.0
+STALL_GRACE_S = 1.0
 
 
 class Teller(Protocol):
@@ -31,7 +32,9 @@ class Warden:
         self._supervisor = supervisor
         self._roster = roster
         self._desk = desk
-        self._limits = Limits(settings.mute_timeout_s, settings.admit_timeout_s, settings.stall_timeout_s)
+        self._stall_s = settings.stall_timeout_s
+        # A worker that still steps finds the guilty item by itself, at the limit; it goes first.
+        self._limits = Limits(settings.mute_timeout_s, settings.admit_timeout_s, settings.stall_timeout_s + STALL_GRACE_S)
         self._clock = AwakeClock()
 
     def look(self, now: float) -> None:
@@ -53,17 +56,16 @@ class Warden:
         hang = slot.watch.look(slot.num_beats, record, in_hand, cpu_s, awake)
         if hang is None:
             return
-        text = _story(hang, self._limits, in_hand)
+        text = self._story(hang, in_hand)
         slot.condemned(hang, text, now + DUMP_GRACE_S)
         num_asked = self._supervisor.dump_stacks(slot.index)
         self._teller.warn(f"{text}; its stacks follow ({num_asked} process{'es' * (num_asked != 1)} asked), then it is killed", slot)
 
-
-def _story(hang: Hang, limits: Limits, in_hand: int) -> str:
-    match hang:
-        case Hang.MUTE:
-            return f"hangs: no heartbeat for {limits.mute_s:g} s (mute_timeout_s), none of its threads runs"
-        case Hang.ADMIT:
-            return f"hangs: it has been taking one item in for {limits.admit_s:g} s (admit_timeout_s)"
-        case Hang.STALL:
-            return f"hangs: no token and no result for {limits.stall_s:g} s with {in_hand} items in hand (stall_timeout_s)"
+    def _story(self, hang: Hang, in_hand: int) -> str:
+        match hang:
+            case Hang.MUTE:
+                return f"hangs: no heartbeat for {self._limits.mute_s:g} s (mute_timeout_s), none of its threads runs"
+            case Hang.ADMIT:
+                return f"hangs: it has been taking one item in for {self._limits.admit_s:g} s (admit_timeout_s)"
+            case Hang.STALL:
+                return f"hangs: no token and no result for {self._stall_s:g} s with {in_hand} items in hand (stall_timeout_s)"
