@@ -10,6 +10,9 @@ from enginepool.errors import EnginePoolError, NoDispatcher, PoolLost
 from enginepool.protocol import Pong, Welcome, encode
 from enginepool.transport import Dealer
 
+UNWELCOME_S = 0.5
+"""How often to look whether the dispatcher still holds its endpoint, as long as no pid can be watched."""
+
 
 class Tether:
     """Used by the receiving thread at each of its turns: `look`, read what has come, `judge`. Idle for a local ipc pool."""
@@ -20,10 +23,13 @@ class Tether:
         self._link = Link(has_keys=way.keys is not None) if way.address.startswith("tcp://") else None
         self._pulse: Pulse | None = None
         self._refusal: str | None = None
+        self._is_welcome = False
 
     @property
     def wait_s(self) -> float | None:
         """How long the receiving thread may sleep; None: for ever."""
+        if not self._is_welcome:
+            return UNWELCOME_S
         return None if self._pulse is None else self._pulse.interval_s
 
     @property
@@ -43,6 +49,8 @@ class Tether:
 
     def judge(self, *, has_news: bool) -> EnginePoolError | None:
         """Ping when it is due; returns why the pool is out of reach, or None."""
+        if not self._is_welcome and self._way.is_abandoned:
+            return NoDispatcher(f"the pool at {self._way.endpoint} has gone before it let this client in; start it again")
         if self._refusal is not None:
             return NoDispatcher(f"the pool at {self._way.endpoint} does not let this client in: {self._refusal}")
         if self._pulse is None:
@@ -61,6 +69,7 @@ class Tether:
 
     def welcomed(self, welcome: Welcome) -> bool:
         """The pool lets this client in; False when the client has still to learn how the other machine's clock goes."""
+        self._is_welcome = True
         if not self._way.is_local:
             self._pulse = Pulse(welcome.silence_s)
         return self._way.is_local

@@ -26,6 +26,11 @@ class Way(msgspec.Struct, frozen=True):
         """The keys file, to be handed to whoever goes the same way later."""
         return None if self.keys is None else self.keys.path
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether this machine's dispatcher is gone: nobody holds the endpoint any more."""
+        return self.is_local and not _is_held(self.endpoint)
+
     def __repr__(self) -> str:
         return f"<way to {self.endpoint}>"
 
@@ -41,8 +46,10 @@ def find_way(endpoint: str, keys_path: str | os.PathLike[str] | None = None) -> 
 
 def _is_seen(endpoint: str) -> bool:
     """Whether the pool holds its secret in this user's run directory: a loopback port may be forwarded to another machine."""
-    if not is_near(endpoint):
-        return False
+    return is_near(endpoint) and _is_held(endpoint)
+
+
+def _is_held(endpoint: str) -> bool:
     try:
         rundir.read_secret(endpoint)
     except NoDispatcher:
