@@ -93,7 +93,7 @@ class RawPeer:
         self._token += 1
         self.hello()
         self.say([encode(Ping(self._token))])
-        while decode_to_client(self.hear()) != Pong(self._token):
+        while not (isinstance(answer := self.answer(), Pong) and answer.token == self._token):
             pass
 
     def leave(self) -> None:
