@@ -112,6 +112,7 @@ CODE_MEANINGS = {
     Code.TIMEOUT: "the call's `timeout_s` passed",
     Code.OVERLOADED: "the backlog is full, or this client's share of it",
     Code.DRAINING: "the pool is stopping: not accepted, or not finished in time",
+    Code.ENGINE_ERROR: "vLLM gave the item up for a reason of its own (`finish_reason` error)",
     Code.WORKER_LOST: "it ran alone in a worker that died, after an earlier death",
     Code.POOL_LOST: "all workers have failed for good",
     Code.UNREADABLE_RESULT: "the client could not read what came back: other versions, or a broken worker",

@@ -35,6 +35,7 @@ class Code(enum.StrEnum):
     TIMEOUT = "timeout"
     OVERLOADED = "overloaded"
     DRAINING = "draining"
+    ENGINE_ERROR = "engine_error"
     WORKER_LOST = "worker_lost"
     POOL_LOST = "pool_lost"
     UNREADABLE_RESULT = "unreadable_result"
@@ -49,6 +50,7 @@ _CODES: dict[Code, tuple[Blame, int, bool]] = {
     Code.TIMEOUT: ("caller", 504, False),
     Code.OVERLOADED: ("pool", 503, True),
     Code.DRAINING: ("pool", 503, True),
+    Code.ENGINE_ERROR: ("pool", 500, True),
     Code.WORKER_LOST: ("pool", 500, False),
     Code.POOL_LOST: ("pool", 503, True),
     Code.UNREADABLE_RESULT: ("pool", 500, False),

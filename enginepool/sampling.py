@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from enginepool.errors import InvalidRequest
+from enginepool.pinpoint import describe_encoding_error, is_not_finite, pinpoint
 
 _REFUSED = {"prompt_logprob_token_ids", "prompt_logprob_start"}
 _INTERNAL = {"output_kind", "output_text_buffer_length", "skip_clone", "stream_interval"}
@@ -120,16 +120,7 @@ def encode_params(params: SamplingParams | None) -> bytes:
     try:
         return msgspec.msgpack.encode(params)
     except (UnicodeEncodeError, OverflowError, TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"sampling params can not be encoded: {describe_encoding_error(error)}") from None
-
-
-def describe_encoding_error(error: Exception) -> str:
-    """Say in the caller's terms what msgpack could not encode."""
-    if isinstance(error, UnicodeEncodeError):
-        return f"character {error.start} of the text is a lone surrogate (U+{ord(error.object[error.start]):04X})"
-    if isinstance(error, OverflowError):
-        return "an integer does not fit into 64 bits"
-    return str(error) or type(error).__name__
+        raise InvalidRequest(f"sampling params can not be encoded: {describe_encoding_error(error, params)}") from None
 
 
 def _fields_of(params: SamplingParams) -> dict[str, Any]:
@@ -162,10 +153,10 @@ def _fields_of_vllm(params: Any) -> dict[str, Any]:
 
 def _refuse_non_finite(fields: Mapping[str, Any]) -> None:
     """Range checks written as comparisons are all false for NaN, and msgpack carries it, so look before sending."""
-    for name, value in fields.items():
-        values = value.values() if name == "logit_bias" and isinstance(value, Mapping) else (value,)
-        if any(isinstance(item, float) and not math.isfinite(item) for item in values):
-            raise InvalidRequest(f"sampling params: `{name}` must be a finite number")
+    checked = {name: value for name, value in fields.items() if name != "extra_args"}  # what is in there is a plugin's business
+    place = pinpoint(checked, is_not_finite)
+    if place is not None:
+        raise InvalidRequest(f"sampling params: `{place}` must be a finite number")
 
 
 def _refuse_nonsense(params: SamplingParams) -> None:

@@ -122,6 +122,15 @@ def test_a_call_without_meaning_raises(echo_pool: Pool, call: dict[str, Any], ma
         echo_pool.generate_many(["a", "b"], **call)
 
 
+def test_adapter_or_another_model_is_refused_by_name(echo_pool: Pool) -> None:
+    with pytest.raises(TypeError, match="lora_request"):
+        echo_pool.generate("x", FIVE, lora_request="my-adapter")  # type: ignore[call-arg]
+    with pytest.raises(InvalidRequest, match="no field `model`"):
+        echo_pool.generate("x", {"model": "my-adapter"})
+    output = echo_pool.generate({"prompt": "x", "lora_request": "my-adapter"}, FIVE)
+    assert "the prompt's key 'lora_request' is not supported" in str(output.error)
+
+
 def test_request_ids_are_carried_even_when_equal(echo_pool: Pool) -> None:
     outputs = echo_pool.generate_many(["a", "b"], FIVE, request_ids=["same", "same"])
     assert [(output.request_id, output.prompt) for output in outputs] == [("same", "a"), ("same", "b")]

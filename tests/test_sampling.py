@@ -87,9 +87,28 @@ def test_coerce_refuses_a_number_that_is_not_finite(name: str, value: float) -> 
         coerce_params({name: value})
 
 
-def test_coerce_refuses_nan_in_a_logit_bias() -> None:
-    with pytest.raises(InvalidRequest, match="`logit_bias` must be a finite number"):
-        coerce_params({"logit_bias": {5: math.nan}})
+@pytest.mark.parametrize(
+    ("params", "place"),
+    [
+        pytest.param({"logit_bias": {7: 1.0, 5: math.nan}}, "logit_bias.5", id="logit-bias"),
+        pytest.param(
+            {"structured_outputs": {"json": {"allOf": [{"minimum": math.inf}]}}}, "structured_outputs.json.allOf[0].minimum", id="schema"
+        ),
+        pytest.param(
+            {"structured_outputs": StructuredOutputsParams(json={"const": math.nan})},
+            "structured_outputs.json.const",
+            id="schema-in-a-struct",
+        ),
+    ],
+)
+def test_coerce_refuses_a_nested_number_that_is_not_finite(params: dict[str, Any], place: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        coerce_params(params)
+    assert str(caught.value) == f"sampling params: `{place}` must be a finite number"
+
+
+def test_coerce_leaves_extra_args_to_the_plugin_that_reads_them() -> None:
+    assert coerce_params({"extra_args": {"bias": -math.inf}}) == SamplingParams(extra_args={"bias": -math.inf})
 
 
 def test_coerce_refuses_nan_in_an_own_struct() -> None:
@@ -125,8 +144,10 @@ def test_encode_sends_only_the_fields_that_were_set() -> None:
 @pytest.mark.parametrize(
     ("params", "told"),
     [
-        pytest.param({"stop": "a\ud800"}, r"character 1 .* lone surrogate \(U\+D800\)", id="lone-surrogate"),
-        pytest.param({"seed": 1 << 64}, "64 bits", id="integer-too-large"),
+        pytest.param({"stop": "a\ud800"}, r"character 1 of `stop` is a lone surrogate \(U\+D800\)", id="lone-surrogate"),
+        pytest.param({"bad_words": ["a", "\udc00"]}, r"character 0 of `bad_words\[1\]` is", id="lone-surrogate-in-a-list"),
+        pytest.param({"structured_outputs": {"json": {"\ud800": 1}}}, "of `structured_outputs.json` is", id="lone-surrogate-as-key"),
+        pytest.param({"seed": 1 << 64}, "`seed` does not fit into 64 bits", id="integer-too-large"),
         pytest.param({"extra_args": {"x": object()}}, "object", id="no-plain-value"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from conftest import kill_when, wait_for, worker_pids
 from vllm_work import GREEDY, PROMPTS, told_of
 
-from enginepool import Code, EnginePoolWarning, Output, Pool, PoolState, SamplingParams, StructuredOutputsParams
+from enginepool import EnginePoolWarning, Output, Pool, PoolState, SamplingParams, StructuredOutputsParams
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -130,82 +130,9 @@ def test_token_ids_give_the_same_as_their_text(pool: Pool) -> None:
     assert pool.generate(from_text.prompt_token_ids, GREEDY).text == from_text.text
 
 
-def test_window_edge_gives_one_token_and_beyond_it_an_error(pool: Pool) -> None:
-    with pytest.warns(EnginePoolWarning, match="2 context_length_exceeded"):
-        outputs = pool.generate_many([[1] * 255, [1] * 256, [1] * 257], SamplingParams(max_tokens=20, ignore_eos=True))
-    assert (outputs[0].finish_reason, len(outputs[0].token_ids)) == ("length", 1)
-    for output in outputs[1:]:
-        assert output.error is not None
-        assert output.error.code is Code.CONTEXT_LENGTH_EXCEEDED
-        assert "256" in output.error.message
-
-
-BAD_ITEMS: list[tuple[str, Any, Any]] = [
-    ("far too long", "word " * 600, {}),
-    ("empty", "", {}),
-    ("empty ids", [], {}),
-    ("foreign token id", [10_000_000], {}),
-    ("negative temperature", "x", {"temperature": -1.0}),
-    ("not a number", "x", {"temperature": float("nan")}),
-    ("infinite penalty", "x", {"presence_penalty": float("inf")}),
-    ("zero top_p", "x", {"top_p": 0.0}),
-    ("top_k", "x", {"top_k": -5}),
-    ("no samples", "x", {"n": 0}),
-    ("no tokens", "x", {"max_tokens": 0}),
-    ("more min than max", "x", {"min_tokens": 9, "max_tokens": 4}),
-    ("empty stop", "x", {"stop": ""}),
-    ("text as number", "x", {"temperature": "0.5"}),
-    ("half a pair", "half \ud83d", {}),
-    ("half a pair in stop", "x", {"stop": ["\udc00"]}),
-    ("all logprobs", "x", {"logprobs": 1000}),
-    ("all prompt logprobs", "x", {"prompt_logprobs": -1}),
-    ("bias outside the vocabulary", "x", {"logit_bias": {10_000_000: 1.0}}),
-    ("open bracket", "x", {"structured_outputs": {"regex": "[a-"}}),
-    ("look-ahead", "x", {"structured_outputs": {"regex": "(?=x)y"}}),
-    ("unknown type", "x", {"structured_outputs": {"json": {"type": "objec"}}}),
-    ("broken schema text", "x", {"structured_outputs": {"json": '{"type":'}}),
-    ("undefined rule", "x", {"structured_outputs": {"grammar": "root ::= undefined_rule"}}),
-    ("malformed detection", "x", {"repetition_detection": {"a": 1}}),
-    ("detection of less than two", "x", {"repetition_detection": {"max_pattern_size": 3, "min_count": 1}}),
-    ("odd extra argument", "x", {"extra_args": {"kv_transfer_params": 5}}),
-    ("two formats", "x", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
-]
-
-
-def test_bad_items_between_good_ones_fail_alone(pool: Pool) -> None:
-    good = {"max_tokens": 5, "temperature": 0.0}
-    prompts: list[Any] = ["good"]
-    params: list[Any] = [good]
-    for _, prompt, extra in BAD_ITEMS:
-        prompts += [prompt, "good"]
-        params += [{"max_tokens": 5} | extra, good]
-    with pytest.warns(EnginePoolWarning, match=f"{len(BAD_ITEMS)} of {len(prompts)} items failed"):
-        outputs = pool.generate_many(prompts, params)
-    assert all(output.ok and output.text for output in outputs[::2])
-    for (name, _, _), output in zip(BAD_ITEMS, outputs[1::2], strict=True):
-        assert output.error is not None, name
-        assert output.error.blame == "caller", (name, str(output.error))
-        assert output.error.message, name
-
-
-@pytest.mark.parametrize("first", ["good", "bad"])
-def test_bad_grammar_after_a_good_one_and_before(pool: Pool, first: str) -> None:
-    good, bad = StructuredOutputsParams(regex="^(a|b)$"), StructuredOutputsParams(regex="(")
-    order = [good, bad] if first == "good" else [bad, good]
-    outputs = [pool.generate("x", SamplingParams(max_tokens=4, structured_outputs=one)) for one in order]
-    assert [output.ok for output in outputs] == [one is good for one in order]
-    assert pool.generate("plain", GREEDY).ok
-
-
 def test_repetition_detection_reaches_the_engine(pool: Pool) -> None:
     detection = {"max_pattern_size": 3, "min_pattern_size": 1, "min_count": 2}
     assert pool.generate("x", {"max_tokens": 8, "repetition_detection": detection}).ok
-
-
-def test_odd_but_legal_prompts_run(pool: Pool) -> None:
-    outputs = pool.generate_many(["   ", "a\0b", "pair \U0001f600", "\ufeffbom"], GREEDY)
-    assert [output.ok for output in outputs] == [True] * 4
-    assert outputs[1].prompt == "a\0b"
 
 
 def test_cancel_frees_the_engine_and_spares_neighbours(pool: Pool) -> None:

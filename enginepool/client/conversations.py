@@ -13,7 +13,7 @@ from enginepool.chat_format import MODEL, read_format, read_template
 from enginepool.client.requests import Encoded, EncodedParams, check_size
 from enginepool.errors import Code, InvalidRequest, ItemError
 from enginepool.payload import ChatOptions, ChatRequest, decode_options, encode
-from enginepool.sampling import describe_encoding_error
+from enginepool.pinpoint import describe_encoding_error
 
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
@@ -138,7 +138,7 @@ def _encode_options(options: ChatOptions) -> bytes:
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the chat's options can not be sent: {error}") from None
     except (UnicodeEncodeError, OverflowError, TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"tools or chat_template_kwargs can not be encoded: {describe_encoding_error(error)}") from None
+        raise InvalidRequest(f"tools or chat_template_kwargs can not be encoded: {describe_encoding_error(error, options)}") from None
     return encoded
 
 
@@ -187,5 +187,5 @@ def _where(messages: Any, error: Exception) -> str:
         try:
             encode(_plain_message(number, message))
         except Exception as cause:
-            return f"message {number} can not be encoded: {describe_encoding_error(cause)}"
-    return f"the conversation can not be encoded: {describe_encoding_error(error)}"
+            return f"message {number} can not be encoded: {describe_encoding_error(cause, message)}"
+    return f"the conversation can not be encoded: {describe_encoding_error(error, messages)}"

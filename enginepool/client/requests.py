@@ -12,7 +12,8 @@ import msgspec
 
 from enginepool.errors import Code, InvalidRequest, ItemError
 from enginepool.payload import GenerateRequest, encode
-from enginepool.sampling import DEFAULT_MAX_TOKENS, SamplingParams, coerce_params, describe_encoding_error, encode_params
+from enginepool.pinpoint import describe_encoding_error
+from enginepool.sampling import DEFAULT_MAX_TOKENS, SamplingParams, coerce_params, encode_params
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Params: TypeAlias = "SamplingParams | Mapping[str, Any] | None"

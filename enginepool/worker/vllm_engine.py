@@ -27,8 +27,10 @@ from enginepool.handover import EngineSpec
 from enginepool.payload import ChatRequest, CompletionOutput, GenerateResult, Logprob, Logprobs, Request, decode_params
 from enginepool.status import Load
 from enginepool.worker.engine import NO_TEMPLATE, EngineInfo, Event, Finished, RefusedItem, Scope, StartRefused, Streamed, hint_for
+from enginepool.worker.given_up import GivenUp
 from enginepool.worker.vllm_args import engine_arguments
 from enginepool.worker.vllm_chat import ChatRenderer
+from enginepool.worker.vllm_grammar import GrammarBackend
 from enginepool.worker.vllm_stats import IterationTap
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ class VllmEngine:
         self._tap = IterationTap()
         if self._engine.logger_manager is not None:
             self._engine.logger_manager.stat_loggers.append(self._tap)
+        self._grammar = GrammarBackend()
+        self._given_up = GivenUp()
         self._items: dict[int, _Item] = {}
         self._totals = [0, 0]
         self._model = spec.name
@@ -130,6 +134,7 @@ class VllmEngine:
         try:
             params = self._params(request)
             self._engine.add_request(str(lease), self._render(request), params)
+            self._grammar.check(params)
         except (EngineDeadError, RefusedItem):
             raise
         except Exception as error:  # whatever admission raises is this item's: nothing has been stepped with it
@@ -169,6 +174,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Shut the core down, drop the engine, collect. A core in its own process is killed: vLLM would wait 5 s for it."""
+        self._given_up.close()
         core = self._engine.engine_core
         core.shutdown(timeout=0)
         del self._engine, self._llm, self._chat
@@ -219,6 +225,9 @@ class VllmEngine:
         parts = _parts(output)
         self._totals[0] += len(output.prompt_token_ids or ())
         self._totals[1] += sum(len(part.token_ids) for part in parts)
+        if any(part.finish_reason == "error" for part in parts):
+            error = self._given_up.error_of(lease, is_structured=item.is_structured)
+            return Finished(lease, error, _stamps(output.metrics, item.arrived, finished))
         result = GenerateResult(
             parts,
             output.prompt_token_ids,
