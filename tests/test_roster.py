@@ -219,3 +219,22 @@ def test_reasons_tell_equal_failures_once() -> None:
     for slot, failure in zip(roster.slots, ["no model", "out of memory", "no model", "old"], strict=True):
         slot.failure = failure
     assert roster.reasons().splitlines() == ["worker 0, 2: no model", "worker 1: out of memory"]
+
+
+def test_why_incomplete_names_deaths_failures_and_that_nobody_is_left() -> None:
+    roster = _roster(READY, READY, READY)
+    roster.settle()
+    for slot, state in zip(roster.slots, (BACKOFF, STARTING, FAILED), strict=True):
+        slot.state = state
+    roster.slots[0].last_exit, roster.slots[1].last_exit = "was killed by SIGKILL", "exited with code 9"
+    roster.slots[2].failure = "no model"
+    assert roster.why_incomplete().splitlines() == [
+        "no worker is ready, so items wait",
+        "worker 0 is being started again: its last process was killed by SIGKILL",
+        "worker 1 is being started again: its last process exited with code 9",
+        "worker 2: no model",
+    ]
+
+
+def test_why_incomplete_is_empty_while_all_start_for_the_first_time_and_when_all_are_ready() -> None:
+    assert [_roster(STARTING, BACKOFF).why_incomplete(), _roster(READY, READY).why_incomplete()] == ["", ""]

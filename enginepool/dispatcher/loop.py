@@ -182,9 +182,8 @@ class Dispatcher:
         """What `status` reports."""
         latency, num_dropped = self.observer.latency, self._log_writer.num_dropped
         front = self._front
-        return self._reporter.status(
-            self.state, self.reason, self.roster, self._desk, latency, front.num_clients, front.num_paused, num_dropped
-        )
+        reason = self.roster.why_incomplete() or None if self.state in (PoolState.STARTING, PoolState.DEGRADED) else self.reason
+        return self._reporter.status(self.state, reason, self.roster, self._desk, latency, front.num_clients, front.num_paused, num_dropped)
 
     def drain(self, limit_s: float | None = None) -> None:
         """Take nothing new, finish what there is, then stop; while starting there is nothing to finish.
@@ -272,7 +271,7 @@ class Dispatcher:
         elif self.state is PoolState.DRAINING:
             self._finish_drain(now)
         elif after is not before:
-            self.state, self.reason = after, self.roster.reasons() or None
+            self.state = after
             tell = self.log if after is PoolState.READY and before is PoolState.STARTING else self.warn
             where = f"; connect with Pool.connect({self.endpoint!r})" if before is PoolState.STARTING else ""
             tell(f"pool is {after.value}: {self.roster.count(WorkerState.READY)} of {len(self.roster.slots)} workers ready{where}")

@@ -193,6 +193,15 @@ class Roster:
                 by_reason.setdefault(slot.failure, []).append(str(slot.index))
         return "\n".join(f"worker {', '.join(who)}: {reason}" for reason, who in by_reason.items())
 
+    def why_incomplete(self) -> str:
+        """What keeps workers from being ready: failures, and the deaths of those that are being started again."""
+        coming = (WorkerState.LOST, WorkerState.BACKOFF, WorkerState.STARTING)
+        died = [slot for slot in self.slots if slot.last_exit and slot.state in coming]
+        lines = [f"worker {slot.index} is being started again: its last process {slot.last_exit}" for slot in died]
+        if self.is_up and not self.count(WorkerState.READY):
+            lines.insert(0, "no worker is ready, so items wait")
+        return "\n".join([*lines, *filter(None, [self.reasons()])])
+
     def failure_text(self) -> str:
         """Why the pool can not go on: how many were needed, and each failed worker's reason."""
         ready = self.count(WorkerState.READY)
