@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,17 +11,12 @@ from pathlib import Path
 
 import pytest
 from conftest import Serve, wait_for, worker_pids
+from surroundings import config
 
 from enginepool import EnginePoolError, Pool, PoolState, PoolStatus, SamplingParams, SettingsError, Sidecar
 from enginepool.clock import monotonic
 
 FIVE = SamplingParams(max_tokens=5)
-
-
-def _config(folder: Path, **engine_args: object) -> str:
-    path = folder / "pool.toml"
-    path.write_text("[engine_args]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in engine_args.items()))
-    return str(path)
 
 
 def _status() -> PoolStatus | None:
@@ -37,7 +31,7 @@ def _status() -> PoolStatus | None:
 def test_nothing_says_ready_before_a_request_is_answered_at_once(serve: Serve, tmp_path: Path) -> None:
     """Status and ready file are asked from the start on; the first yes of either is true."""
     path = tmp_path / "ready.json"
-    serve("--engine", "echo", "--workers", "2", "--config", _config(tmp_path, start_s=0.5), "--ready-file", str(path))
+    serve("--engine", "echo", "--workers", "2", "--config", config(tmp_path, start_s=0.5), "--ready-file", str(path))
     seen: list[PoolState] = []
 
     def is_ready() -> bool:

@@ -1,0 +1,31 @@
+"""What tests put around a pool: code that runs at the start of its interpreters, and masks."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+
+def customized(folder: Path, worker: str = "", everywhere: str = "") -> dict[str, str]:
+    """The environment of a pool whose interpreters run this code first, by a `sitecustomize` on PYTHONPATH."""
+    own = folder / "customized"
+    own.mkdir()
+    inner = textwrap.indent(worker or "pass", "    ")
+    (own / "sitecustomize.py").write_text(f"import sys\n{everywhere}\nif 'enginepool.worker.main' in sys.orig_argv:\n{inner}\n")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(own), os.environ.get("PYTHONPATH")]))}
+
+
+def on_one_core() -> Callable[[], None]:
+    """Something to run before exec: the process, and what it starts, may use the first allowed core only."""
+    core = min(os.sched_getaffinity(0))
+    return lambda: os.sched_setaffinity(0, {core})
+
+
+def config(folder: Path, **engine_args: object) -> str:
+    """A settings file with these engine arguments."""
+    path = folder / "pool.toml"
+    path.write_text("[engine_args]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in engine_args.items()))
+    return str(path)
