@@ -238,3 +238,11 @@ def test_why_incomplete_names_deaths_failures_and_that_nobody_is_left() -> None:
 
 def test_why_incomplete_is_empty_while_all_start_for_the_first_time_and_when_all_are_ready() -> None:
     assert [_roster(STARTING, BACKOFF).why_incomplete(), _roster(READY, READY).why_incomplete()] == ["", ""]
+
+
+def test_absence_of_the_dispatcher_is_not_counted_against_a_start() -> None:
+    slot = Slot(0, RestartBudget(1, 60.0, 0.1))
+    roster = Roster([slot], 1)
+    slot.started(7, 0.0, 10.0)
+    roster.excuse(100.0)
+    assert (roster.overdue(109.9), roster.overdue(110.0)) == ([], [slot])

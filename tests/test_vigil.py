@@ -95,9 +95,10 @@ def test_dispatcher_that_was_stopped_kills_nobody_when_it_wakes() -> None:
     assert scene.live(10, beats=False) is None
 
 
-def test_long_turns_count_as_one() -> None:
+def test_long_turns_count_as_one_and_the_rest_as_absence() -> None:
     clock = AwakeClock()
-    assert [clock.advance(now) for now in (5.0, 5.25, 100.0)] == [0.0, 0.25, 0.25 + LONGEST_TURN_S]
+    seen = [(clock.advance(now), clock.away_s) for now in (5.0, 5.25, 105.25, 105.5)]
+    assert seen == [(0.0, 0.0), (0.25, 0.0), (0.25 + LONGEST_TURN_S, 100.0 - LONGEST_TURN_S), (0.5 + LONGEST_TURN_S, 0.0)]
 
 
 @pytest.mark.parametrize(

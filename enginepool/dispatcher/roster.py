@@ -173,6 +173,11 @@ class Roster:
         """Starting workers that were silent for longer than the start limit."""
         return [slot for slot in self.slots if slot.state is WorkerState.STARTING and slot.deadline <= now]
 
+    def excuse(self, away_s: float) -> None:
+        """The dispatcher was not there for so long: starting workers get it back."""
+        for slot in self.slots:
+            slot.deadline += away_s
+
     def settle(self) -> PoolState:
         """Where the pool stands now; STARTING until it is up for the first time."""
         ready, failed = self.count(WorkerState.READY), self.count(WorkerState.FAILED)

@@ -39,16 +39,18 @@ class Hang(enum.Enum):
 
 
 class AwakeClock:
-    """Seconds for which the dispatcher's loop has run."""
+    """Seconds for which the dispatcher's loop has run. `away_s` is how much of the time since the last turn it was not there."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.away_s = 0.0
         self._last: float | None = None
 
     def advance(self, now: float) -> float:
         """The loop has come round at `now` (monotonic); a longer absence than a turn can last counts as one turn."""
-        if self._last is not None:
-            self.now += min(now - self._last, LONGEST_TURN_S)
+        passed_s = 0.0 if self._last is None else now - self._last
+        self.away_s = max(0.0, passed_s - LONGEST_TURN_S)
+        self.now += passed_s - self.away_s
         self._last = now
         return self.now
 

@@ -38,8 +38,14 @@ class Warden:
         self._clock = AwakeClock()
 
     def look(self, now: float) -> None:
-        """Condemn who hangs, and kill the condemned once their stacks have had time to come."""
+        """Condemn who hangs, and kill the condemned once their stacks have had time to come.
+
+        Back from a long absence nobody is judged: what has arrived meanwhile may not have been read yet.
+        """
         awake = self._clock.advance(now)
+        if self._clock.away_s:
+            self._roster.excuse(self._clock.away_s)
+            return
         for slot in self._roster.slots:
             if slot.hang is not None:
                 if now >= slot.kill_at:
