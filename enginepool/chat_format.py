@@ -16,6 +16,8 @@ DEFAULT_TEMPLATE = "default-template"
 LARGEST_TEMPLATE_BYTES = 16 << 20
 KINDS = (MODEL, PLAIN, DEFAULT_TEMPLATE)
 
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+
 _JINJA_SIGNS = ("{", "}", "\n")
 
 
@@ -96,6 +98,26 @@ def join_plain(messages: Sequence[Mapping[str, Any]]) -> str:
     if not texts:
         raise ValueError("the conversation has no content, so in plain format there is no prompt")
     return " ".join(texts)
+
+
+def why_not_text(part: Any) -> str | None:
+    """Why a part of a message's content may not reach an engine, or None for text.
+
+    vLLM would fetch an image's address before the model could refuse the image. It knows media by a part's type, and by any
+    other key where a part has no type, or a `uuid`.
+    """
+    if isinstance(part, str):
+        return None
+    kind = part.get("type", "text" if "text" in part else None) if isinstance(part, Mapping) else None
+    what = repr(kind) if isinstance(part, Mapping) else type(part).__name__
+    if kind not in TEXT_PARTS:
+        return f"a content part of type {what:.40} is not supported; parts are text (no images or other media)"
+    others = sorted(str(key) for key in part if key != "text") if "type" not in part else [key for key in ("uuid",) if key in part]
+    return (
+        f"a content part has {others[0]!r:.40} beside its text; parts are text with their type (no images or other media)"
+        if others
+        else None
+    )
 
 
 def _texts(number: int, content: Any) -> list[str]:

@@ -183,6 +183,16 @@ def test_conversation_of_pydantic_objects_is_taken() -> None:
         pytest.param([HELLO, HELLO], "message 0 must be a dict .* use chat_many", id="conversations-as-one"),
         pytest.param([{"role": "user", "content": [IMAGE]}], "message 0: a content part of type 'image_url' is not supported", id="image"),
         pytest.param([{"role": "user", "content": [{"image_url": "x"}]}], "message 0: a content part of type None", id="image-unnamed"),
+        pytest.param(
+            [{"role": "user", "content": [{"text": "x", "image_url": "y"}]}],
+            "message 0: .* has 'image_url' beside its text",
+            id="image-beside-text",
+        ),
+        pytest.param(
+            [{"role": "user", "content": [{"type": "text", "text": "x", "uuid": "1", "image_url": "y"}]}],
+            "message 0: a content part has 'uuid' beside its text",
+            id="image-by-uuid",
+        ),
         pytest.param([{"role": "user", "content": ["a", 5]}], "message 0: a content part of type int", id="number-as-part"),
         pytest.param([{"content": "x"}], "message 0: role must be text, not None", id="no-role"),
         pytest.param([{"role": "", "content": "x"}], "message 0: role must be text, not ''", id="empty-role"),

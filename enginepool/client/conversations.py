@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from enginepool.chat_format import MODEL, read_format, read_template
+from enginepool.chat_format import MODEL, read_format, read_template, why_not_text
 from enginepool.client.requests import Encoded, EncodedParams, check_size
 from enginepool.errors import Code, InvalidRequest, ItemError
 from enginepool.payload import ChatOptions, ChatRequest, decode_options, encode
@@ -34,9 +34,6 @@ RESERVED = {
     "truncation",
 }
 """What a template or transformers' `apply_chat_template` is given by others; a keyword of the same name would override it."""
-
-
-TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
 
 class ChatKeywords(TypedDict, total=False):
@@ -165,20 +162,9 @@ def _plain_message(number: int, message: Any) -> dict[str, Any]:
     if content is not None and not isinstance(content, str | list | tuple):
         raise InvalidRequest(f"message {number}: content must be text, a list of parts or None, not {type(content).__name__}")
     for part in content if isinstance(content, list | tuple) else ():
-        _check_part(number, part)
+        if fault := why_not_text(part):
+            raise InvalidRequest(f"message {number}: {fault}")
     return dict(message)
-
-
-def _check_part(number: int, part: Any) -> None:
-    """Only text travels: a worker would fetch an image's address before the model could refuse the image."""
-    kind = "text" if isinstance(part, str) else None
-    if isinstance(part, Mapping):
-        kind = part.get("type", "text" if "text" in part else None)
-    if kind not in TEXT_PARTS:
-        what = repr(kind) if isinstance(part, Mapping) else type(part).__name__
-        raise InvalidRequest(
-            f"message {number}: a content part of type {what:.40} is not supported; parts are text (no images or other media)"
-        )
 
 
 def _where(messages: Any, error: Exception) -> str:

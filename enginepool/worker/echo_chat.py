@@ -7,7 +7,7 @@ from typing import Any
 from enginepool.chat_format import DEFAULT_TEMPLATE, PLAIN, RequestFormat, apply_template, join_plain
 from enginepool.errors import Code
 from enginepool.payload import ChatOptions, ChatRequest, decode_options
-from enginepool.worker.engine import NO_TEMPLATE, RefusedItem, check_template_name, choose_format
+from enginepool.worker.engine import NO_TEMPLATE, RefusedItem, check_messages, check_template_name, choose_format
 
 ECHO_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -16,6 +16,7 @@ ECHO_TEMPLATE = (
 
 def render_echo(request: ChatRequest, pool_format: RequestFormat, own_template: str | None) -> str:
     """The prompt's text. Raises RefusedItem."""
+    check_messages(request.messages)
     options = decode_options(request.options)
     chosen = choose_format(options, pool_format)
     check_template_name(chosen.template, [])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import msgspec
 
-from enginepool.chat_format import PLAIN, RequestFormat
+from enginepool.chat_format import PLAIN, RequestFormat, why_not_text
 from enginepool.clock import EngineStamps
 from enginepool.errors import Code, EnginePoolError, ItemError
 from enginepool.payload import ChatOptions, CompletionOutput, GenerateResult, Request
@@ -125,6 +125,17 @@ def choose_format(options: ChatOptions, pool_format: RequestFormat) -> RequestFo
     if chosen.kind == PLAIN and options.tools:
         raise RefusedItem(Code.INVALID_REQUEST, "plain format has no place for tools; give a chat_template or another request_format")
     return chosen
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse media here too: a client of somebody else's making may send anything. Raises RefusedItem."""
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        fault = "content must be text or a list of parts" if isinstance(content, Mapping) else None
+        for part in content if isinstance(content, list) else ():
+            fault = fault or why_not_text(part)
+        if fault:
+            raise RefusedItem(Code.INVALID_REQUEST, f"message {number}: {fault}")
 
 
 def check_template_name(template: str | None, names: Sequence[str]) -> None:

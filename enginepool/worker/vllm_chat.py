@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from enginepool.chat_format import DEFAULT_TEMPLATE, PLAIN, RequestFormat, join_plain
 from enginepool.errors import Code
 from enginepool.payload import ChatOptions, ChatRequest, decode_options
-from enginepool.worker.engine import RefusedItem, check_template_name, choose_format
+from enginepool.worker.engine import RefusedItem, check_messages, check_template_name, choose_format
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -28,6 +28,7 @@ class ChatRenderer:
 
     def render(self, request: ChatRequest) -> Any:
         """Return what `add_request` takes. Raises RefusedItem, or whatever vLLM raises for what the caller did wrong."""
+        check_messages(request.messages)
         options = decode_options(request.options)
         chosen = choose_format(options, self._pool_format)
         if chosen.kind == PLAIN:
