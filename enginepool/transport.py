@@ -31,6 +31,7 @@ CUT = b"\xc1enginepool cut\xc1"
 """The last frame of a message whose sender was interrupted between two frames; msgpack never uses 0xC1. Receivers drop it whole."""
 MAX_CUTS_AT_ONCE = 16
 FRAME_OVERHEAD = 64
+HANDSHAKE_MS = 10_000
 FIRST_RETRY_S = 0.002
 LAST_RETRY_S = 0.032
 
@@ -83,6 +84,7 @@ class Router:
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self.socket.setsockopt(zmq.SNDHWM, max_unsent_messages)
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._queues: dict[bytes, _Queue] = {}
         self.door = None if keys is None else Door(self._context, self.socket, keys)
 

@@ -33,7 +33,7 @@ from enginepool.dispatcher.report import Reporter
 from enginepool.dispatcher.roster import RestartBudget, Roster, Slot, failure_code
 from enginepool.dispatcher.signals import Signals
 from enginepool.dispatcher.staff import Staff
-from enginepool.dispatcher.supervisor import Supervisor
+from enginepool.dispatcher.supervisor import OUT_OF_DESCRIPTORS, Supervisor
 from enginepool.dispatcher.trace_file import TraceWriter
 from enginepool.dispatcher.warden import Warden
 from enginepool.errors import Code, ExitCode, ItemError
@@ -45,6 +45,7 @@ from enginepool.transport import POLLIN, Poller, Router
 
 SLOW_TURN_S = 0.25
 FAST_TURN_S = 0.02
+WARN_EVERY_S = 10.0
 HEADER_BYTES = 1 << 20
 MAX_UNSENT_MESSAGES = 16
 
@@ -85,7 +86,7 @@ class Dispatcher:
         self._stopping_code = ExitCode.OK
         self._drain_deadline = math.inf
         self._stop_deadline = math.inf
-        self._slow_at = 0.0
+        self._slow_at = self._warn_at = 0.0
         self._poller = Poller()
         self._handlers: dict[object, Callable[[], None]] = {}
         self._anchor = ClockAnchor.take()
@@ -151,7 +152,10 @@ class Dispatcher:
         """Serve until there is nothing left to do."""
         try:
             while self._exit_code is None:
-                self._turn()
+                try:
+                    self._turn()
+                except OSError as error:
+                    self._endure(error)
         finally:
             self._announcer.ready({"state": "failed", "error": "ended while starting", "exit_code": 130, "pid": self._pid})
             self._announcer.withdraw()
@@ -235,6 +239,14 @@ class Dispatcher:
     def _tell(self, level: Level, text: str, slot: Slot | None = None) -> None:
         worker, pid = (None, self._pid) if slot is None else (slot.index, slot.pid)
         self._log_writer.tell(level, text, worker=worker, pid=pid)
+
+    def _endure(self, error: OSError) -> None:
+        """Whoever can reach a socket can use up our descriptors; who says nothing is soon cut off, and then it goes on."""
+        if error.errno not in OUT_OF_DESCRIPTORS or not self.roster.was_ready:
+            raise error
+        if (now := monotonic()) >= self._warn_at:
+            self._warn_at = now + WARN_EVERY_S
+            self.warn(f"{error.strerror}: new clients, restarts and status have to wait (raise the limit: LimitNOFILE, ulimit -n)")
 
     def _turn(self) -> None:
         for key, _ in self._poller.poll(self._timeout_ms()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import Protocol
@@ -18,6 +19,8 @@ from enginepool.dispatcher.vigil import Hang
 from enginepool.status import WorkerState
 
 EXIT_GRACE_S = 0.02
+RETRY_START_S = 2.0
+TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 SHOWN_TAIL_LINES = 15
 
 
@@ -111,7 +114,14 @@ class Staff:
         return bool(mask) and set(mask) != wanted
 
     def _start(self, slot: Slot, now: float) -> None:
-        process = self._supervisor.start(slot.index)
+        try:
+            process = self._supervisor.start(slot.index)
+        except OSError as error:
+            if not self._roster.was_ready or error.errno not in TRANSIENT:
+                raise
+            slot.start_at = now + RETRY_START_S
+            self._host.warn(f"can't be started again now: {error.strerror}; the next try is in {RETRY_START_S:g} s", slot)
+            return
         slot.started(process.pid, now, self._host.settings.start_timeout_s)
         self._watch(process.pidfd, lambda: self._on_exit(process))
         self._watch(process.log_fd, lambda: self._read_log(process))

@@ -7,12 +7,13 @@ itself when the others are gone, and removes the shared memory that they left.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from enginepool.recorder import FlightRecorder, Record
 
 BY_US = "by the dispatcher"
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 DUMP_SIGNAL = signal.SIGUSR1
 
 
@@ -89,13 +91,18 @@ class Supervisor:
     def start(self, index: int) -> WorkerProcess:
         """Start the process of a slot with its mask and environment in place before exec."""
         plan = self._plans[index]
-        spec_fd = handover.put(self._make_spec(index))
-        scratch = make_scratch()
-        recorder = FlightRecorder.make()
-        log_read, log_write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(log_read, False)
-        self._oom.started(index)
-        try:
+        with ExitStack() as always, ExitStack() as undo:
+            spec_fd = handover.put(self._make_spec(index))
+            always.callback(os.close, spec_fd)
+            scratch = make_scratch()
+            undo.callback(remove_scratch, scratch)
+            recorder = FlightRecorder.make()
+            undo.callback(recorder.close)
+            log_read, log_write = os.pipe2(os.O_CLOEXEC)
+            always.callback(os.close, log_write)
+            undo.callback(os.close, log_read)
+            os.set_blocking(log_read, False)
+            self._oom.started(index)
             popen = subprocess.Popen(
                 [sys.executable, "-P", "-m", "enginepool.worker.main", str(spec_fd), str(os.getpid()), str(recorder.fd)],
                 stdin=subprocess.DEVNULL,
@@ -106,15 +113,9 @@ class Supervisor:
                 process_group=0,
                 preexec_fn=_before_exec(plan.cpus, os.getpid()),
             )
-        except BaseException:
-            os.close(log_read)
-            recorder.close()
-            remove_scratch(scratch)
-            raise
-        finally:
-            os.close(log_write)
-            os.close(spec_fd)
-        process = self.processes[index] = WorkerProcess(index, popen, log_read, scratch, recorder)
+            undo.callback(_undo_start, popen)
+            process = self.processes[index] = WorkerProcess(index, popen, log_read, scratch, recorder)
+            undo.pop_all()
         return process
 
     def kill(self, index: int) -> None:
@@ -141,7 +142,7 @@ class Supervisor:
     def dump_stacks(self, index: int) -> int:
         """Ask the processes of the worker's group that know how for the stacks of all their threads; returns how many were asked."""
         process = self.processes.get(index)
-        members = [] if process is None else [pid for pid in psutil.pids() if _is_member(pid, process.pid) and _catches_dump(pid)]
+        members = [] if process is None else [pid for pid in _members(process.pid) if _catches_dump(pid)]
         for pid in members:
             with suppress(ProcessLookupError):
                 os.kill(pid, DUMP_SIGNAL)
@@ -174,17 +175,30 @@ class Supervisor:
 def kill_group(pgid: int) -> None:
     """SIGKILL every process of the group but resource trackers; looks again until no new one turns up."""
     seen: set[int] = set()
-    while fresh := {pid for pid in psutil.pids() if pid not in seen and _is_member(pid, pgid)}:
-        for pid in fresh:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        seen |= fresh
+    try:
+        while fresh := _members(pgid) - seen:
+            for pid in fresh:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            seen |= fresh
+    except OSError as error:
+        if error.errno not in OUT_OF_DESCRIPTORS:
+            raise
+        with suppress(ProcessLookupError):  # nobody can be told apart then
+            os.killpg(pgid, signal.SIGKILL)
+
+
+def _members(pgid: int) -> set[int]:
+    """The processes of a group but for resource trackers."""
+    return {pid for pid in psutil.pids() if _is_member(pid, pgid)}
 
 
 def _is_member(pid: int, pgid: int) -> bool:
     try:
         return os.getpgid(pid) == pgid and b"multiprocessing.resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
+    except OSError as error:
+        if error.errno in OUT_OF_DESCRIPTORS:
+            raise
         return False
 
 
@@ -196,6 +210,12 @@ def _catches_dump(pid: int) -> bool:
         return False
     caught = status.partition("SigCgt:")[2].split(maxsplit=1)
     return bool(caught) and bool(int(caught[0], 16) >> (DUMP_SIGNAL - 1) & 1)
+
+
+def _undo_start(popen: subprocess.Popen[bytes]) -> None:
+    """End a process that can not be watched."""
+    os.killpg(popen.pid, signal.SIGKILL)
+    popen.wait()
 
 
 def child_environment(plan: WorkerPlan, environ: Mapping[str, str]) -> dict[str, str]:
