@@ -30,7 +30,10 @@ def sweep_run_dir(folder: Path) -> int:
 
 def is_lock(path: Path) -> bool:
     """Whether a file has the form of a pool's lock: it holds a pid, or nothing yet."""
-    return path.is_file() and not path.read_bytes()[:SECRET_BYTES].strip(b"0123456789")
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return not file.read(SECRET_BYTES).strip(b"0123456789")
 
 
 def is_secret(path: Path) -> bool:
