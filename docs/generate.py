@@ -48,7 +48,8 @@ Edge cases:
   engine argument.
 - Two settings differ between the two ways in: `log_level` is `warning` in `Pool`, `info` in `serve`; and `vllm_flags` is what
   stands after `--` on the command line.
-- `ENGINEPOOL_ENDPOINT` serves both sides: `serve` listens there, and clients connect there.
+- `ENGINEPOOL_ENDPOINT` serves both sides: `serve` listens there, and clients connect there. So does `ENGINEPOOL_KEYS`: `serve` needs the
+  pool's file, clients take either ([security.md](security.md#from-other-machines)).
 """
 
 COMMANDS = """\
@@ -60,10 +61,12 @@ COMMANDS = """\
 `--print-settings`, `--ready-fd N`, `--ready-file PATH`, `--die-with-parent` ([sidecar.md](sidecar.md)) |
 | `enginepool doctor [MODEL] [settings] [--json] [-- vLLM flags]` | tells what `serve` would meet with the same arguments, without \
 starting anything ([doctor.md](doctor.md)) |
-| `enginepool status [--json] [--watch [--interval-s S]] [--endpoint E]` | shows a running pool as a table or as one JSON object, once or \
-in place ([watching.md](watching.md)) |
-| `enginepool drain [--timeout-s S] [--endpoint E]` | lets a pool finish what it has, then stop; returns when it is gone |
-| `enginepool stop [--endpoint E]` | stops a pool now; unfinished items are returned as retryable; waits up to 60 s |
+| `enginepool status [--json] [--watch [--interval-s S]] [--endpoint E] [--keys F]` | shows a running pool as a table or as one JSON \
+object, once or in place ([watching.md](watching.md)) |
+| `enginepool drain [--timeout-s S] [--endpoint E] [--keys F]` | lets a pool finish what it has, then stop; returns when it is gone |
+| `enginepool stop [--endpoint E] [--keys F]` | stops a pool now; unfinished items are returned as retryable; waits up to 60 s |
+| `enginepool keys FOLDER` | makes `pool.keys` and `client.keys` for a pool that is reached from other machines; overwrites nothing \
+([security.md](security.md#from-other-machines)) |
 | `enginepool demo [--workers N] [--model M]` | generates from bundled prompts and shows timings |
 | `enginepool --version` | prints the version |
 
@@ -79,6 +82,7 @@ Beside one name for each setting (see the first table):
 | --- | --- | --- | --- |
 | `ENGINEPOOL_ENDPOINT` | `serve`, `Pool.connect()`, `status`, `drain`, `stop` | the endpoint to serve or to connect to | \
 `default.sock` in the run directory |
+| `ENGINEPOOL_KEYS` | `serve`, and for tcp endpoints `Pool.connect()`, `status`, `drain`, `stop` | the keys file | unset |
 | `ENGINEPOOL_RUN_DIR` | all | the run directory: sockets, locks and secrets, mode 0700 | `$XDG_RUNTIME_DIR/enginepool`, else \
 `enginepool-UID` in the temp folder |
 | `ENGINEPOOL_CACHE` | `demo`, `serve` without a model | where the converted embedded model is kept | \
@@ -95,7 +99,7 @@ EXIT_MEANINGS = {
     ExitCode.FAILED: "something else failed: an item of the demo, a dispatcher that did not stop within 60 s",
     ExitCode.USAGE: "a flag, a setting or an engine argument is wrong, or the endpoint is held by another pool",
     ExitCode.START_FAILED: "no worker could boot, or fewer than `min_ready`",
-    ExitCode.NO_DISPATCHER: "nothing answers at this endpoint",
+    ExitCode.NO_DISPATCHER: "nothing answers at this endpoint, or it does not let this client in",
     ExitCode.ALL_WORKERS_FAILED: "the pool was up and all its workers have failed for good since, or it was lost in a call or under "
     "`status --watch`",
     ExitCode.ENGINE_MISSING: "vLLM is not installed or too old, or a package for the embedded model is missing",

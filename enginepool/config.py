@@ -76,7 +76,8 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     restart_window_s: Annotated[PositiveFloat, Meta(description="The window in which max_restarts counts.")] = 300.0
     backoff_s: Annotated[PositiveFloat, Meta(description="Wait before the first restart of a worker; doubles with each, up to 30 s.")] = 0.1
     endpoint: Annotated[
-        str | None, Meta(description="ipc:///path or tcp://127.0.0.1:port (0: any); default: this user's default endpoint.")
+        str | None,
+        Meta(description="ipc:///path or tcp://127.0.0.1:port (0: any), other addresses with keys; default: this user's default endpoint."),
     ] = None
     keys: Annotated[
         str | None, Meta(description="Keys file of `enginepool keys`: encrypts a tcp endpoint, which beyond loopback needs it.")

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -310,6 +311,41 @@ def test_wire_shows_neither_prompts_nor_secrets(keyed: Keyed) -> None:
     keys = read_client_keys(keyed.client_file)
     for hidden in (b"prompt", b"Hello", b"Submit", keys.secret, keys.client_secret, keys.client_public):
         assert hidden not in wire
+
+
+OLD_GREETINGS = {
+    "unversioned": b"\x01\x00",
+    "version-1": b"\xff" + bytes(8) + b"\x7f\x00\x06\x00\x00",
+    "version-2": b"\xff" + bytes(8) + b"\x7f\x01\x06\x00\x00",
+    "version-3-without-encryption": b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48),
+}
+
+
+def _heard_by(greeting: bytes, keys: Path | None) -> bytes:
+    """What a server that greets like this hears of a client that has something to say."""
+    heard = b""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        dealer = Dealer(f"tcp://127.0.0.1:{server.getsockname()[1]}", keys=None if keys is None else read_client_keys(keys))
+        dealer.send([b"in the clear"])
+        peer, _ = server.accept()
+        with peer:
+            peer.sendall(greeting)
+            peer.settimeout(0.3)
+            with suppress(TimeoutError, ConnectionResetError):
+                while data := peer.recv(65536):
+                    heard += data
+        dealer.close(0)
+    return heard
+
+
+@pytest.mark.parametrize("greeting", OLD_GREETINGS.values(), ids=OLD_GREETINGS)
+def test_client_with_keys_says_nothing_in_the_clear(keyed: Keyed, greeting: bytes) -> None:
+    """Whoever sits between could pretend to be an older pool, or one without encryption."""
+    assert b"in the clear" not in _heard_by(greeting, keyed.client_file)
+
+
+def test_client_without_keys_would_have_said_it() -> None:
+    assert b"in the clear" in _heard_by(OLD_GREETINGS["version-2"], None)
 
 
 def test_wire_without_keys_shows_the_prompt(keyed: Keyed) -> None:

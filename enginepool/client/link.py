@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from enginepool.curve import LinkEvent
 
 MAX_CUTS = 3
+OTHER_KEYS = "these keys are not for this pool (another server_public)"
+WANTS_KEYS = "it wants keys; give the client.keys that belong to it (keys=, --keys or ENGINEPOOL_KEYS)"
 NO_PEER = "something else listens there, which does not speak ZeroMQ as it should; is the port right?"
 
 
@@ -55,11 +57,10 @@ class Link:
     def _about_mechanism(self) -> str:
         if self._has_keys:
             return "it uses no keys; leave them out (keys=, --keys, ENGINEPOOL_KEYS), or serve it with --keys"
-        return "it wants keys; give the client.keys that belong to it (keys=, --keys or ENGINEPOOL_KEYS)"
+        return WANTS_KEYS
 
     def _about_cuts(self) -> str:
         """A pool with other keys hangs up; so may one with keys where a client has none, or the other way round."""
         if self._has_keys:
-            return "it hangs up at once: these keys are another pool's (server_public), or it uses none, or it is another program"
-        hint = "give the client.keys that belong to it (keys=, --keys or ENGINEPOOL_KEYS)"
-        return f"it hangs up at once: it wants keys, so {hint}, or it is another program"
+            return f"it hangs up at once: {OTHER_KEYS}, or it uses none, or it is another program"
+        return f"it hangs up at once: {WANTS_KEYS}, or it is another program"
