@@ -16,6 +16,7 @@ import setproctitle
 from enginepool.chat_format import RequestFormat
 from enginepool.config import PoolSettings, unknown_variables
 from enginepool.dispatcher.announce import Announcer
+from enginepool.dispatcher.descriptors import raise_limit
 from enginepool.dispatcher.log_lines import level_of
 from enginepool.dispatcher.logs import LogWriter
 from enginepool.dispatcher.loop import Dispatcher
@@ -56,6 +57,7 @@ def run_dispatcher(settings: PoolSettings, parent: Parent) -> ExitCode:
     writer = LogWriter(as_json=settings.log_format == "json")
     pid = os.getpid()
     _make_interruptible(parent)
+    raise_limit()
 
     def log(text: str) -> None:
         level = level_of(text)

@@ -112,6 +112,8 @@ CASES = [
         id="cuda-build-without-a-gpu",
     ),
     pytest.param(_facts(limits=Limits(open_files=20)), [("error", "limits", 1)], id="files-too-few"),
+    pytest.param(_facts(limits=Limits(open_files=20, most_open_files=21)), [("error", "limits", 1)], id="files-too-few-however-many"),
+    pytest.param(_facts(limits=Limits(open_files=20, most_open_files=4096)), [("warning", "limits", None)], id="files-few-for-engines"),
     pytest.param(_facts(limits=Limits(open_files=100)), [("warning", "limits", None)], id="files-few"),
     pytest.param(_facts(limits=Limits(processes=500, num_tasks=450)), [("warning", "limits", None)], id="processes-few"),
     pytest.param(_facts(limits=Limits(pids_left=64)), [("warning", "limits", None)], id="pids-of-the-cgroup-few"),

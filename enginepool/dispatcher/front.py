@@ -214,7 +214,11 @@ class Front:
             self._cut_off(peer, "another connection has this client_id; each needs one of its own")
         else:
             self._drop(self._by_peer.get(peer))
-            session = Session(peer, hello.client_id, hello.pid, next(self._numbers))
+            try:
+                session = Session(peer, hello.client_id, hello.pid, next(self._numbers))
+            except OSError as error:
+                self._cut_off(peer, f"the dispatcher can not watch one more client: {error.strerror}; raise its limit of open files")
+                return
             self._by_peer[peer] = self._by_client[session.client] = self._by_id[session.client_id] = session
             if session.pid is None:
                 self._remote.heard(peer)

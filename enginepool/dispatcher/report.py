@@ -126,5 +126,5 @@ def _tree_rss(pid: int) -> int | None:
     try:
         process = psutil.Process(pid)
         return sum(member.memory_info().rss for member in (process, *process.children(recursive=True))) or None
-    except psutil.Error:
+    except (psutil.Error, OSError):  # it has gone, or no descriptor is left to look with
         return None

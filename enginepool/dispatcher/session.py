@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 
@@ -59,7 +60,12 @@ def _parts(payloads: Sequence[bytes], max_items: int) -> list[slice]:
 
 
 def _open_pidfd(pid: int | None) -> int | None:
+    """None for a pid that tells nothing here. Raises OSError where no descriptor is left to watch it with."""
     try:
         return None if pid is None else os.pidfd_open(pid)
-    except (OSError, OverflowError):
+    except OverflowError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         return None

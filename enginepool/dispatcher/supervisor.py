@@ -20,6 +20,7 @@ import msgspec
 import psutil
 
 from enginepool import handover, lifeline
+from enginepool.dispatcher.descriptors import restore_limit
 from enginepool.dispatcher.logs import WorkerLog
 from enginepool.dispatcher.oom import OomLedger, Verdict, find_counter
 from enginepool.dispatcher.plan import WorkerPlan
@@ -246,6 +247,7 @@ def _before_exec(cpus: tuple[int, ...], parent: int) -> Callable[[], None]:
 
     def prepare() -> None:
         lifeline.arm(parent)
+        restore_limit()
         with suppress(OSError):
             os.sched_setaffinity(0, cpus)
 

@@ -93,20 +93,20 @@ def _prepared(facts: Facts) -> Iterator[Finding]:
 
 
 def _files(facts: Facts) -> Iterator[Finding]:
-    """A dispatcher holds 16 descriptors and 3 for each worker (counted); engines and clients need many more."""
+    """A dispatcher holds 16 descriptors and 3 for each worker (counted), of the limit that it raises; engines need many more, of yours."""
     temp = next((folder for folder in facts.folders if folder.name == "temporary files"), None)
     if temp is not None and temp.fault:
         yield error("folders", f"temporary files can't be made: {temp.fault}", "set TMPDIR to a writable folder", ExitCode.FAILED)
-    limit = facts.limits.open_files
+    limit, most = facts.limits.open_files, facts.limits.most_open_files
     if facts.plan is None or limit is None:
         return
     needed = 16 + 3 * len(facts.plan.workers)
     remedy = f"raise it: ulimit -n {max(4096, needed * 4)} (LimitNOFILE in a service)"
-    if limit < needed:
-        text = f"{limit} open files are allowed, but a dispatcher of {len(facts.plan.workers)} workers holds {needed}"
+    if (most or limit) < needed:
+        text = f"{most or limit} open files are allowed, but a dispatcher of {len(facts.plan.workers)} workers holds {needed}"
         yield error("limits", text, remedy, ExitCode.FAILED)
     elif limit < max(256, needed + 64):
-        yield warning("limits", f"only {limit} open files are allowed: engines and clients may run out of them", remedy)
+        yield warning("limits", f"only {limit} open files are allowed: engines may run out of them", remedy)
 
 
 def _engine_socket(facts: Facts) -> Iterator[Finding]:

@@ -10,12 +10,17 @@ from pathlib import Path
 import msgspec
 
 from enginepool.dispatcher.cgroup import read_pids, read_text
+from enginepool.dispatcher.descriptors import raised_limit
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Soft limits, None where there is none. `num_tasks` are this user's threads; `pids_left` is what the control group still allows."""
+    """Soft limits, None where there is none. `num_tasks` are this user's threads; `pids_left` is what the control group still allows.
+
+    `most_open_files` is the hard limit, as far as a dispatcher raises its own.
+    """
 
     open_files: int | None = None
+    most_open_files: int | None = None
     processes: int | None = None
     num_tasks: int | None = None
     pids_left: int | None = None
@@ -30,6 +35,7 @@ def read_limits(root: Path = Path("/")) -> Limits:
     processes = _soft(resource.RLIMIT_NPROC) if os.geteuid() else None
     return Limits(
         open_files=_soft(resource.RLIMIT_NOFILE),
+        most_open_files=raised_limit(*resource.getrlimit(resource.RLIMIT_NOFILE)),
         processes=processes,
         num_tasks=None if processes is None else _count_tasks(root),
         pids_left=read_pids(root),
