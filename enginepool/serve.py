@@ -133,7 +133,7 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
         )
         noun = "worker" if len(plan.workers) == 1 else "workers"
         log(f"pool {pool_id}: {name}, {len(plan.workers)} {noun}; connect with Pool.connect({dispatcher.endpoint!r})")
-        for line in [*describe(plan), *(f"warning: {text}" for text in plan.warnings)]:
+        for line in [f"cpus from {plan.origins['cpus']}", *describe(plan), *(f"warning: {text}" for text in plan.warnings)]:
             log(line)
         return dispatcher.run()
     finally:

@@ -313,8 +313,8 @@ class Dispatcher:
             f"ready: {ready.model}, window {ready.max_num_seqs}, max_model_len {ready.max_model_len}, threads by cpus {ready.threads}",
             slot,
         )
-        if self._staff.has_wrong_mask(slot, wanted):
-            self.warn(f"warning: the mask of cpus {sorted(wanted)} could not be set", slot)
+        if mask := self._staff.wrong_mask(slot, wanted):
+            self.warn(f"warning: the mask of cpus {sorted(wanted)} could not be set; it may run on {mask}", slot)
         self.observer.note(slot.index, "ready", slot.pid)
         self._announcer.stage(slot.index, "ready")
         self._slow_at = 0.0

@@ -108,10 +108,10 @@ class Staff:
             self._exited.remove(process)
             self._bury(self._roster.slots[process.index], process, now)
 
-    def has_wrong_mask(self, slot: Slot, wanted: set[int]) -> bool:
-        """Whether the worker's main thread may run on other cores than planned."""
+    def wrong_mask(self, slot: Slot, wanted: set[int]) -> list[int]:
+        """Where the worker's main thread may run, if that is not where it was planned; else empty."""
         mask = _mask_of(slot.pid) if slot.pid is not None else []
-        return bool(mask) and set(mask) != wanted
+        return mask if set(mask) != wanted else []
 
     def _start(self, slot: Slot, now: float) -> None:
         try:
