@@ -8,11 +8,39 @@ of the wall clock can not make a duration negative.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import msgspec
 
-monotonic = time.monotonic
-"""The clock of every stamp on the wire, in seconds (CLOCK_MONOTONIC on Linux)."""
+_FIRST_NAMESPACE = "time:[4026531834]"
+
+
+def read_ahead_s(proc: Path = Path("/proc/self")) -> float:
+    """How far this process's monotonic clock is ahead of the machine's, in seconds: a time namespace shifts it."""
+    try:
+        mine, of_children = ((proc / "ns" / name).readlink().name for name in ("time", "time_for_children"))
+        if mine == _FIRST_NAMESPACE or mine != of_children:  # the file tells of the children's
+            return 0.0
+        lines = [line.split() for line in (proc / "timens_offsets").read_text().splitlines()]
+        return next(int(seconds) + int(nanos) * 1e-9 for name, seconds, nanos in lines if name == "monotonic")
+    except (OSError, ValueError, StopIteration):
+        return 0.0
+
+
+AHEAD_S = read_ahead_s()
+
+
+def _of_the_machine() -> float:
+    return time.monotonic() - AHEAD_S
+
+
+monotonic = _of_the_machine if AHEAD_S else time.monotonic
+"""The clock of every stamp on the wire, in seconds: CLOCK_MONOTONIC of the machine, which its time namespaces share."""
+
+
+def from_raw(stamp: float) -> float | None:
+    """What vLLM has read from this process's own clock, as a stamp on the wire; its 0.0 means that the milestone was not reached."""
+    return stamp - AHEAD_S if stamp else None
 
 
 class ClockAnchor(msgspec.Struct, frozen=True, array_like=True):

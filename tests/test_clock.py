@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -54,6 +55,28 @@ def test_take_keeps_the_tightest_triple(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_take_on_this_machine_is_tight() -> None:
     assert ClockAnchor.take().uncertainty_s < 0.001
+
+
+FIRST, OTHER = "time:[4026531834]", "time:[4026532178]"
+
+
+@pytest.mark.parametrize(
+    ("links", "offsets", "ahead_s"),
+    [
+        pytest.param((OTHER, OTHER), "monotonic        1000         0\nboottime            5         0\n", 1000.0, id="in-a-namespace"),
+        pytest.param((OTHER, OTHER), "monotonic          -8 500000000\n", -7.5, id="behind"),
+        pytest.param((FIRST, FIRST), "monotonic           0         0\n", 0.0, id="in-none"),
+        pytest.param((FIRST, OTHER), "monotonic        1000         0\n", 0.0, id="children-only"),
+        pytest.param((OTHER, OTHER), "strange\n", 0.0, id="unreadable"),
+        pytest.param((), "", 0.0, id="no-such-kernel"),
+    ],
+)
+def test_time_namespace_is_read(tmp_path: Path, links: tuple[str, ...], offsets: str, ahead_s: float) -> None:
+    (tmp_path / "ns").mkdir()
+    for name, target in zip(("time", "time_for_children"), links, strict=False):
+        (tmp_path / "ns" / name).symlink_to(target)
+    (tmp_path / "timens_offsets").write_text(offsets)
+    assert clock.read_ahead_s(tmp_path) == ahead_s
 
 
 @pytest.mark.parametrize(

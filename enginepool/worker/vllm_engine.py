@@ -21,7 +21,7 @@ from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, S
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.utils import record_function_or_nullcontext
 
-from enginepool.clock import EngineStamps, monotonic
+from enginepool.clock import EngineStamps, from_raw, monotonic
 from enginepool.errors import Code
 from enginepool.handover import EngineSpec
 from enginepool.payload import ChatRequest, CompletionOutput, GenerateResult, Logprob, Logprobs, Request, decode_params
@@ -266,15 +266,15 @@ def _parts(output: RequestOutput) -> list[CompletionOutput]:
 
 
 def _stamps(metrics: RequestStateStats | None, arrived: float, finished: float) -> EngineStamps:
-    """Copy at receipt, since the metrics object is live; 0.0 means that the milestone was not reached."""
+    """Copy at receipt, since the metrics object is live."""
     if metrics is None:
         return EngineStamps(arrived=arrived, finished=finished)
     return EngineStamps(
         arrived=arrived,
-        queued=metrics.queued_ts or None,
-        scheduled=metrics.scheduled_ts or None,
-        first_token=metrics.first_token_ts or None,
-        last_token=metrics.last_token_ts or None,
+        queued=from_raw(metrics.queued_ts),
+        scheduled=from_raw(metrics.scheduled_ts),
+        first_token=from_raw(metrics.first_token_ts),
+        last_token=from_raw(metrics.last_token_ts),
         finished=finished,
         num_tokens=metrics.num_generation_tokens,
     )
