@@ -39,6 +39,8 @@ unit:
 bench: install
 	$(BIN)/python bench/dispatch.py
 	$(BIN)/python bench/iter_many.py
+	$(BIN)/python bench/recovery.py
+	$(BIN)/python bench/soak.py --minutes 10
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/timings.py
 	$(BIN)/python bench/throughput.py
