@@ -32,7 +32,7 @@ def test_link_that_may_come_about_is_waited_for(has_keys: bool, events: list[Lin
         pytest.param(True, [CONNECTED, OTHER, DISCONNECTED], "it uses no keys", id="pool-without-keys"),
         pytest.param(False, [CONNECTED, OTHER, DISCONNECTED], "it wants keys", id="pool-with-keys"),
         pytest.param(True, [CONNECTED, REFUSED, DISCONNECTED], "does not know this client's key", id="key-not-known"),
-        pytest.param(True, ONE_CUT * 3, "these keys are another pool's", id="hangs-up-on-keys"),
+        pytest.param(True, ONE_CUT * 3, "these keys are not for this pool", id="hangs-up-on-keys"),
         pytest.param(False, ONE_CUT * 3, "it wants keys", id="hangs-up-on-no-keys"),
         pytest.param(True, [CONNECTED, NO_PEER, DISCONNECTED], "something else listens there", id="another-protocol"),
         pytest.param(True, [CONNECTED, DISCONNECTED], "something else listens there", id="no-greeting"),
