@@ -70,7 +70,8 @@ class Staff:
         return not self._supervisor.processes
 
     def tend(self, now: float, *, one_first: bool) -> None:
-        """Start what is due, kill what has been silent for too long while starting."""
+        """Start what is due, kill what has been silent for too long while starting, reap what was left to us."""
+        self._supervisor.reap_strangers()
         for slot in self._roster.overdue(now):
             slot.failure = f"no sign of life for {self._host.settings.start_timeout_s:g} s while {slot.stage!r} (start_timeout_s)"
             self._supervisor.kill(slot.index)
