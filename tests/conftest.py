@@ -189,6 +189,12 @@ class Served:
             self._output = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, self._output[1]
 
+    @property
+    def output(self) -> tuple[str, str]:
+        """What was printed to stdout and stderr, once it has ended."""
+        assert self._output is not None
+        return self._output
+
     def end(self) -> None:
         """Make sure that it is gone."""
         if self.process.poll() is None:

@@ -17,10 +17,11 @@ _LEVELS: dict[str, Level] = {"WARNING": "warning", "ERROR": "error", "CRITICAL":
 
 
 def text_line(now: float, level: Level, worker: int | None, pid: int | None, text: str) -> str:
-    """Local time, role, pid, text; the text says itself where it is a warning."""
+    """Local time, role, pid, text, anew for each line of a long text; the text says itself where it is a warning."""
     del level
     role = "dispatcher" if worker is None else f"worker {worker}"
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))} {role}[{pid}] {text}"
+    head = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))} {role}[{pid}] "
+    return head + text.replace("\n", "\n" + head)
 
 
 def json_line(now: float, level: Level, worker: int | None, pid: int | None, text: str) -> str:
