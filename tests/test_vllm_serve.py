@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 LENGTH = 80
 SMALL_KV = ["--kv-cache-budget-bytes", str(256 << 20)]
 LONG = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+CORE_ARGS: dict[str, Any] = {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 8, "kv_cache_budget_bytes": 256 << 20}
 
 
 def test_vllm_flags_after_the_dashes_and_a_drain_by_group_signal(serve: Serve) -> None:
@@ -80,7 +82,7 @@ def test_torn_weights_fail_with_the_cause_and_no_retry(tmp_path: Path) -> None:
 def test_engine_core_in_its_own_process(fresh_run_dir: Path) -> None:
     """Timings hold there too, its death is healed, and a killed dispatcher leaves nothing of it, shared memory included."""
     shared_memory = set(os.listdir("/dev/shm"))
-    with Pool(workers=1, engine_core="mp", enforce_eager=True, max_model_len=256, max_num_seqs=8, kv_cache_budget_bytes=256 << 20) as pool:
+    with Pool(workers=1, engine_core="mp", stall_timeout_s=15, **CORE_ARGS) as pool:
         outputs = pool.generate_many([f"Item {index}:" for index in range(16)], SamplingParams(max_tokens=20, ignore_eos=True))
         for output in outputs:
             timings = output.timings
@@ -89,6 +91,7 @@ def test_engine_core_in_its_own_process(fresh_run_dir: Path) -> None:
             assert len(told) == 6
             assert told == sorted(told)
         _assert_core_death_is_healed(pool)
+        _assert_stopped_core_is_replaced(pool)
         _assert_killed_dispatcher_leaves_nothing(pool)
     wait_for(lambda: not set(os.listdir("/dev/shm")) - shared_memory, "the removal of shared memory", 10)
 
@@ -102,6 +105,18 @@ def _assert_core_death_is_healed(pool: Pool) -> None:
     assert [len(future.result(timeout=200).token_ids) for future in futures] == [LENGTH] * 4
     assert pool.status().workers[0].restarts == 1
     assert pool.status().state is PoolState.READY
+
+
+def _assert_stopped_core_is_replaced(pool: Pool) -> None:
+    """The worker lives and sends its heartbeats; only that nothing is computed tells."""
+    futures = [pool.submit(f"Item {index}:", LONG) for index in range(4)]
+    wait_for(lambda: pool.status().workers[0].running == 4, "four running", 60)
+    for core in _engine_cores(pool.status().workers[0].pid):
+        core.suspend()
+    assert [len(future.result(timeout=200).token_ids) for future in futures] == [LENGTH] * 4
+    worker = pool.status().workers[0]
+    assert worker.restarts == 2
+    assert "hangs: no token and no result for 15 s" in str(worker.last_exit)
 
 
 def _assert_killed_dispatcher_leaves_nothing(pool: Pool) -> None:
