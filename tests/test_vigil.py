@@ -102,17 +102,20 @@ def test_long_turns_count_as_one_and_the_rest_as_absence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "admitting", "beats", "is_held"),
+    ("seconds", "admitting", "beats", "is_held", "doubt"),
     [
-        pytest.param(1, None, True, False, id="lively"),
-        pytest.param(1, 7, True, False, id="short admission"),
-        pytest.param(5, 7, True, True, id="long admission"),
-        pytest.param(5, None, False, True, id="silent"),
+        pytest.param(1, None, True, False, None, id="lively"),
+        pytest.param(1, 7, True, False, None, id="short admission"),
+        pytest.param(5, 7, True, True, "taking one item in for 4 s", id="long admission"),
+        pytest.param(5, None, False, True, "no heartbeat for 5 s", id="silent"),
+        pytest.param(6, None, True, False, "no progress for 5 s", id="stalled"),
     ],
 )
-def test_worker_in_doubt_gets_no_new_work(seconds: int, admitting: int | None, beats: bool, is_held: bool) -> None:
+def test_worker_in_doubt_gets_no_new_work_and_status_tells_why(
+    seconds: int, admitting: int | None, beats: bool, is_held: bool, doubt: str | None
+) -> None:
     scene = Scene()
     scene.live(1)
     scene.num_admissions, scene.admitting = 1, admitting
     scene.live(seconds, beats=beats)
-    assert scene.watch.is_held is is_held
+    assert (scene.watch.is_held, scene.watch.doubt) == (is_held, doubt)

@@ -124,10 +124,10 @@ def _table(workers: Sequence[WorkerStatus], width: int) -> list[Text]:
 
 
 def _worker_state(worker: WorkerStatus, room: int) -> Text:
-    """The state, and while it starts the stage it has come to."""
+    """The state, and the stage that a start has come to, or what seems wrong with a ready worker."""
     state = _state(worker.state)
     limit = max(MIN_STAGE, min(room, MAX_STAGE))
-    if worker.state is WorkerState.STARTING and worker.stage not in ("", worker.state.value):
+    if worker.state in (WorkerState.STARTING, WorkerState.READY) and worker.stage not in ("", worker.state.value):
         stage = worker.stage if len(worker.stage) <= limit else worker.stage[: limit - 1] + "…"
         state.append(f": {stage}")
     return state

@@ -103,7 +103,7 @@ class Reporter:
             index=slot.index,
             pid=slot.pid,
             state=slot.state,
-            stage=slot.stage,
+            stage=slot.doing,
             in_flight=desk.leases.in_hand(slot.index),
             running=slot.load.running,
             waiting=slot.load.waiting,

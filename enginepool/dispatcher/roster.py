@@ -114,6 +114,13 @@ class Slot:
         """Whether this worker gets no new work, because it seems to hang."""
         return self.hang is not None or (self.watch is not None and self.watch.is_held)
 
+    @property
+    def doing(self) -> str:
+        """The stage, and of a ready worker what seems wrong with it."""
+        if self.hang is not None:
+            return "hangs, about to be killed"
+        return (self.watch.doubt if self.watch is not None else None) or self.stage
+
     def condemned(self, hang: Hang, text: str, kill_at: float) -> None:
         """It hangs: its stacks are asked for now, and it is killed at `kill_at`."""
         self.hang, self.hang_text, self.kill_at = hang, text, kill_at

@@ -20,6 +20,7 @@ LONGEST_TURN_S = 1.0
 HELD_ADMISSION_S = 2.0
 HELD_SILENCE_S = 3.0
 WORKING_SHARE = 0.1
+TOLD_STALL_S = 5.0
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -105,6 +106,15 @@ class Watch:
     def is_held(self) -> bool:
         """Whether new work should rather go elsewhere, though no limit is passed yet."""
         return self.admission_s >= min(HELD_ADMISSION_S, self._limits.admit_s) or self.silence_s >= min(HELD_SILENCE_S, self._limits.mute_s)
+
+    @property
+    def doubt(self) -> str | None:
+        """What `status` tells of a worker that achieves nothing, before any limit is passed; None when all is well."""
+        if self.admission_s >= min(HELD_ADMISSION_S, self._limits.admit_s):
+            return f"taking one item in for {self.admission_s:.0f} s"
+        if self.silence_s >= min(HELD_SILENCE_S, self._limits.mute_s):
+            return f"no heartbeat for {self.silence_s:.0f} s"
+        return f"no progress for {self.stall_s:.0f} s" if self.stall_s >= TOLD_STALL_S else None
 
     @property
     def lives(self) -> bool:
