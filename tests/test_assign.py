@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from enginepool.dispatcher.assign import Assignment, BatchRule, WorkerLoad, assign_slice, assign_trial, reserve_for_trial
+from enginepool.dispatcher.assign import Assignment, BatchRule, WorkerLoad, assign_slice, assign_trial, reserve_for_trial, trial_workers
 
 
 def _load(index: int, in_hand: int = 0, capacity: int = 4, prefetch: int = 2, *, is_isolating: bool = False) -> WorkerLoad:
@@ -52,31 +52,44 @@ def test_assign_slice_repeated_fills_windows_and_prefetches_last(seed: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("loads", "died_in", "expected"),
+    ("usable", "died_in", "expected"),
     [
-        pytest.param([_load(0, 1), _load(1)], {1}, 1, id="the-empty-one"),
-        pytest.param([_load(0), _load(1)], {0}, 1, id="rather-where-they-have-not-died"),
-        pytest.param([_load(0, 1), _load(1, 2)], set(), None, id="none-is-empty"),
-        pytest.param([_load(0, 1, is_isolating=True), _load(1)], set(), None, id="half-of-the-workers-try-already"),
-        pytest.param([_load(0, 1, is_isolating=True), _load(1), _load(2, 1), _load(3, 1)], set(), 1, id="less-than-half-do"),
-        pytest.param([], set(), None, id="no-workers"),
+        pytest.param([0, 1, 2], {0}, {1, 2}, id="not-where-they-have-died"),
+        pytest.param([0, 1], {0, 1}, {0, 1}, id="anywhere-once-they-have-died-everywhere"),
+        pytest.param([1], {0, 1}, {1}, id="the-only-one-left"),
     ],
 )
-def test_assign_trial_takes_an_empty_worker_only(loads: list[WorkerLoad], died_in: set[int], expected: int | None) -> None:
-    assert assign_trial(loads, died_in) == expected
+def test_trial_workers_are_rather_others(usable: list[int], died_in: set[int], expected: set[int]) -> None:
+    assert trial_workers(usable, died_in) == expected
 
 
 @pytest.mark.parametrize(
-    ("loads", "died_in", "expected"),
+    ("loads", "allowed", "expected"),
     [
-        pytest.param([_load(0, 3), _load(1, 1)], set(), 1, id="the-emptiest"),
-        pytest.param([_load(0, 3), _load(1, 1)], {1}, 0, id="rather-where-they-have-not-died"),
-        pytest.param([_load(0, 3, is_isolating=True), _load(1, 1)], set(), None, id="one-tries-already"),
-        pytest.param([], set(), None, id="no-workers"),
+        pytest.param([_load(0, 1), _load(1)], {0, 1}, 1, id="the-empty-one"),
+        pytest.param([_load(0), _load(1, 1)], {1}, None, id="the-empty-one-is-not-allowed"),
+        pytest.param([_load(0, 1), _load(1, 2)], {0, 1}, None, id="none-is-empty"),
+        pytest.param([_load(0, 1, is_isolating=True), _load(1)], {0, 1}, None, id="half-of-the-workers-try-already"),
+        pytest.param([_load(0, 1, is_isolating=True), _load(1), _load(2, 1), _load(3, 1)], {0, 1, 2, 3}, 1, id="less-than-half-do"),
+        pytest.param([], {0}, None, id="no-workers"),
     ],
 )
-def test_reserve_for_trial_empties_one_worker(loads: list[WorkerLoad], died_in: set[int], expected: int | None) -> None:
-    assert reserve_for_trial(loads, died_in) == expected
+def test_assign_trial_takes_an_empty_worker_only(loads: list[WorkerLoad], allowed: set[int], expected: int | None) -> None:
+    assert assign_trial(loads, allowed) == expected
+
+
+@pytest.mark.parametrize(
+    ("loads", "allowed", "expected"),
+    [
+        pytest.param([_load(0, 3), _load(1, 1)], {0, 1}, 1, id="the-emptiest"),
+        pytest.param([_load(0, 3), _load(1, 1)], {0}, 0, id="the-emptiest-that-is-allowed"),
+        pytest.param([_load(0, 3, is_isolating=True), _load(1, 1)], {0, 1}, None, id="one-tries-already"),
+        pytest.param([_load(0, 3)], {0, 1}, None, id="another-is-to-come-back"),
+        pytest.param([], {0}, None, id="no-workers"),
+    ],
+)
+def test_reserve_for_trial_empties_one_worker(loads: list[WorkerLoad], allowed: set[int], expected: int | None) -> None:
+    assert reserve_for_trial(loads, allowed) == expected
 
 
 RULE = BatchRule(size=4, timeout_s=0.5)

@@ -316,7 +316,7 @@ def test_busy_worker_is_emptied_for_suspects_when_no_fresh_one_is_to_come() -> N
     _suspect(office, 1)
     office.submit_seqs(2, 3)
     loads = [WorkerLoad(1, 100, 0, 5), WorkerLoad(2, 100, 0, 3)]
-    granted = list(office.desk.grant(loads, 0.0, is_complete=True))
+    granted = list(office.desk.grant(loads, 0.0, [0, 1, 2]))
     assert [(grant[0], seqs_of(grant)) for grant in granted] == [(1, [2, 3])]
 
 
@@ -325,7 +325,7 @@ def test_busy_workers_go_on_while_a_fresh_one_is_to_come() -> None:
     _suspect(office, 1)
     office.submit_seqs(2, 3)
     loads = [WorkerLoad(1, 100, 0, 5), WorkerLoad(2, 100, 0, 3)]
-    granted = list(office.desk.grant(loads, 0.0, is_complete=False))
+    granted = list(office.desk.grant(loads, 0.0, [0, 1, 2, 3]))
     assert [(grant[0], seqs_of(grant)) for grant in granted] == [(2, [2]), (2, [3])]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -170,3 +171,27 @@ def test_poison_alone_is_convicted_even_with_the_budget_of_its_own_deaths() -> N
             outputs = pool.generate_many(["killer", "good", "killer", "good", "killer"], [killer, FIVE, killer, FIVE, killer])
         assert [output.ok for output in outputs] == [False, True, False, True, False]
         wait_for(lambda: pool.status().state is PoolState.READY, "the pool's recovery")
+
+
+def test_broken_worker_is_given_up_and_no_item_for_it() -> None:
+    """Whatever worker 0 takes in kills it; everything runs in the other one."""
+    broken = SamplingParams(max_tokens=5, extra_args={"fault": "exit", "at": 0, "worker": 0})
+    with Pool(engine="echo", workers=2, step_s=0.002, max_num_seqs=4, max_restarts=3) as pool:
+        outputs = pool.generate_many([f"item {index:04}" for index in range(60)], broken)
+        assert [str(output.error) for output in outputs if not output.ok] == []
+        assert {output.worker for output in outputs} == {1}
+
+
+def test_worker_that_can_not_be_started_again_is_given_up_and_the_pool_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its temp folder has vanished: the others serve, and the reason is told."""
+    folder = tmp_path / "temp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with Pool(engine="echo", workers=2, step_s=0.001, max_restarts=1, backoff_s=0.01) as pool:
+        shutil.rmtree(folder)
+        victim = pool.status().workers[0].pid
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: pool.status().workers[0].state is WorkerState.FAILED, "the worker to be given up")
+        assert "could not be started: [Errno 2] No such file or directory" in str(pool.status().reason)
+        assert pool.generate("still served", FIVE).worker == 1

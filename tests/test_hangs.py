@@ -129,6 +129,15 @@ def test_long_admission_is_no_hang_even_with_the_interpreter_held(fault: str) ->
         assert _last_exits(pool) == []
 
 
+def test_worker_that_goes_on_in_the_last_moment_is_pardoned_and_nobody_is_convicted(capfd: pytest.CaptureFixture[str]) -> None:
+    """One admission takes longer than the limit, the next one begins before the kill."""
+    with Pool(engine="echo", workers=1, step_s=0.001, admit_timeout_s=1.0) as pool:
+        futures = [pool.submit(f"slow {seconds}", _faulty("sleep", at=0, for_s=seconds)) for seconds in (1.6, 0.8)]
+        assert [future.result(timeout=30).attempts for future in futures] == [1, 1]
+        assert _last_exits(pool) == []
+    assert "goes on after all, and is let be" in capfd.readouterr().err
+
+
 def test_long_generation_is_no_hang() -> None:
     with Pool(engine="echo", workers=1, step_s=0.05, stall_timeout_s=0.5, **MUTE) as pool:
         assert pool.generate("slow", SamplingParams(max_tokens=60)).attempts == 1

@@ -49,6 +49,19 @@ def test_budget_is_not_spent_by_deaths_that_are_not_charged() -> None:
     assert budget.spend(0.0) is None
 
 
+def test_budget_is_spent_by_failed_starts_however_long_they_take() -> None:
+    budget = RestartBudget(2, 60.0, 0.1)
+    assert [budget.spend(now) is None for now in (0.0, 600.0, 1200.0)] == [False, False, True]
+
+
+def test_budget_counts_anew_after_a_good_start() -> None:
+    budget = RestartBudget(1, 60.0, 0.1)
+    budget.spend(0.0)
+    budget.was_good()
+    assert budget.spend(600.0) is not None
+    assert budget.spend(1200.0) is None
+
+
 @pytest.mark.parametrize("is_charged", [True, False])
 def test_budget_refund_forgets_a_death_of_its_kind(is_charged: bool) -> None:
     budget = RestartBudget(1, 60.0, 0.1)
@@ -61,7 +74,9 @@ def test_budget_refund_forgets_a_death_of_its_kind(is_charged: bool) -> None:
 def test_budget_forgets_deaths_outside_the_window() -> None:
     budget = RestartBudget(1, 60.0, 0.1)
     assert budget.spend(0.0) == pytest.approx(0.1)
+    budget.was_good()
     assert budget.spend(60.5) == pytest.approx(0.1)
+    budget.was_good()
     assert budget.spend(61.0) is None
 
 

@@ -73,7 +73,7 @@ def test_death_in_an_admission_suspects_that_item_only() -> None:
     verdict = judge(items, 0, Death("exited with code 9", admitting=2), is_trial=False, num_workers=2)
     assert (verdict.groups, verdict.retried, verdict.convicted) == ([[items[1]]], [items[0], items[2]], [])
     assert [item.deaths for item in items] == [0, 1, 0]
-    assert judge([items[1]], 0, Death("exited with code 9", admitting=2), is_trial=True, num_workers=2).convicted == [items[1]]
+    assert judge([items[1]], 1, Death("exited with code 9", admitting=2), is_trial=True, num_workers=2).convicted == [items[1]]
 
 
 def test_kill_in_an_admission_delays_nobody() -> None:
@@ -172,12 +172,19 @@ def test_several_killers_are_all_found() -> None:
     assert (pool.convicted, len(pool.finished)) == ({3, 4, 25}, 37)
 
 
-def test_broken_worker_convicts_nobody() -> None:
+@pytest.mark.parametrize("admitting", [None, 1], ids=["later", "on admission"])
+def test_broken_worker_convicts_nobody(admitting: int | None) -> None:
     """Worker 0 kills whatever it is given; each item that is tried there goes on elsewhere."""
     (item,) = _items(1)
     for is_trial in (False, True, True, True, True):
-        verdict = judge([item], 0, EXITED, is_trial=is_trial, num_workers=2)
+        verdict = judge([item], 0, Death("exited with code 9", admitting=admitting), is_trial=is_trial, num_workers=2)
         assert verdict.convicted == []
+
+
+def test_lone_item_outlives_four_kills_from_outside() -> None:
+    (item,) = _items(1)
+    convicted = [judge([item], index % 2, KILLED, is_trial=index > 1, num_workers=2).convicted for index in range(5)]
+    assert convicted == [[], [], [], [], [item]]
 
 
 def test_the_only_worker_is_enough_to_convict() -> None:

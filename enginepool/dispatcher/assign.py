@@ -52,22 +52,30 @@ def assign_slice(loads: list[WorkerLoad], waiting: int, max_slice: int) -> Assig
     return Assignment(emptiest.index, max(1, min(max_slice, free, share)))
 
 
-def assign_trial(loads: list[WorkerLoad], died_in: Collection[int]) -> int | None:
-    """The worker for suspects that run apart: an empty one, rather one in which they have not died; None until there is one.
+def trial_workers(usable: Collection[int], died_in: Collection[int]) -> set[int]:
+    """Where suspects may run: not where they have died, unless no other worker is left."""
+    return set(usable) - set(died_in) or set(usable)
+
+
+def assign_trial(loads: list[WorkerLoad], allowed: Collection[int]) -> int | None:
+    """The worker for suspects that run apart: an empty one of these, or None until there is one.
 
     At most half of the workers try suspects at a time, so that the others' work goes on.
     """
     if sum(load.is_isolating for load in loads) >= max(1, len(loads) // 2):
         return None
-    empty = [load.index for load in loads if load.in_hand == 0]
-    return min(empty, key=lambda index: (index in died_in, index), default=None)
+    return min((load.index for load in loads if load.in_hand == 0 and load.index in allowed), default=None)
 
 
-def reserve_for_trial(loads: list[WorkerLoad], died_in: Collection[int]) -> int | None:
-    """The worker that gets nothing new until it is empty, because suspects wait; None while one of them tries some already."""
-    if any(load.is_isolating for load in loads):
+def reserve_for_trial(loads: list[WorkerLoad], allowed: Collection[int]) -> int | None:
+    """The worker that gets nothing new until it is empty, because suspects wait.
+
+    None while one of these tries some already, or one is to come back: that one will be empty.
+    """
+    mine = [load for load in loads if load.index in allowed]
+    if len(mine) < len(allowed) or any(load.is_isolating for load in loads):
         return None
-    return min(loads, key=lambda load: (load.index in died_in, load.in_hand, load.index)).index if loads else None
+    return min(mine, key=lambda load: (load.in_hand, load.index)).index
 
 
 class BatchRule(msgspec.Struct, frozen=True):

@@ -88,7 +88,7 @@ class Back:
         """Hand out what the workers want."""
         assert self.desk is not None
         if self.desk.backlog:
-            for worker, numbers, payloads in self.desk.grant(self.loads(), now, is_complete=self._roster.is_complete):
+            for worker, numbers, payloads in self.desk.grant(self.loads(), now, self._roster.usable):
                 if self.on_leased is not None:
                     self.on_leased(worker, self.desk.leases.items_of(worker, numbers), now)
                 self._to_worker(worker, Lease(numbers), payloads)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
-from enginepool.dispatcher.assign import BatchRule, WorkerLoad, assign_slice, assign_trial, reserve_for_trial
+from enginepool.dispatcher.assign import BatchRule, WorkerLoad, assign_slice, assign_trial, reserve_for_trial, trial_workers
 from enginepool.dispatcher.backlog import Backlog, ClientId, Item
 from enginepool.dispatcher.leases import Leases
 from enginepool.dispatcher.suspects import Death, judge
@@ -68,6 +68,7 @@ class Desk:
         self.num_failed = 0
         self.num_aborted = 0
         self._num_good_at_conviction = -1
+        self._usable: set[int] = set()
         self._unanswered: deque[tuple[float, Item]] = deque()
         self._num_told = 0
         self._max_slice = max_slice
@@ -125,14 +126,14 @@ class Desk:
                 self._num_told += 1
                 self._end(item, b"", EXPIRED)
 
-    def grant(self, loads: list[WorkerLoad], now: float, *, is_complete: bool = True) -> Iterator[Grant]:
+    def grant(self, loads: list[WorkerLoad], now: float, usable: Collection[int] | None = None) -> Iterator[Grant]:
         """Hand out what the workers want: (worker, lease numbers, payloads) until nobody wants or nothing waits.
 
-        With `is_complete` no fresh worker is to come, so one of these is emptied for suspects that wait.
+        `usable` are all workers that are not given up, those included that will come back (by default: these).
         """
         self._granted_at = now
-        loads = self._without_reserved(loads) if is_complete else loads
-        by_index = {load.index: load for load in loads}
+        self._usable = {load.index for load in loads} if usable is None else set(usable)
+        by_index = {load.index: load for load in self._without_reserved(loads)}
         while grant := self._next_grant(list(by_index.values()), now):
             worker = grant[0]
             load = by_index[worker]
@@ -201,7 +202,7 @@ class Desk:
     def _next_grant(self, loads: list[WorkerLoad], now: float) -> Grant | None:
         if not loads or not self.backlog:
             return None
-        if (suspects := self.backlog.next_trial()) and (worker := assign_trial(loads, _deaths_of(suspects))) is not None:
+        if (suspects := self.backlog.next_trial()) and (worker := assign_trial(loads, self._allowed(suspects))) is not None:
             return self._lease(self.backlog.pop_trial(), worker, now, alone=True)
         waiting = self.backlog.num_shared
         if self.batch_rule:
@@ -211,12 +212,15 @@ class Desk:
         chosen = assign_slice(loads, waiting, self._max_slice)
         return self._lease(self._pop_sequences(chosen.num_sequences), chosen.index, now) if chosen else None
 
+    def _allowed(self, suspects: list[Item]) -> set[int]:
+        return trial_workers(self._usable, {worker for item in suspects for worker in item.died_in})
+
     def _without_reserved(self, loads: list[WorkerLoad]) -> list[WorkerLoad]:
         """The workers that take new work while one is being emptied for suspects."""
         suspects = self.backlog.next_trial()
-        if not suspects or any(load.in_hand == 0 for load in loads):
+        if not suspects or assign_trial(loads, self._allowed(suspects)) is not None:
             return loads
-        reserved = reserve_for_trial(loads, _deaths_of(suspects))
+        reserved = reserve_for_trial(loads, self._allowed(suspects))
         return [load for load in loads if load.index != reserved]
 
     def _lease(self, items: list[Item], worker: int, now: float, *, alone: bool = False) -> Grant | None:
@@ -293,10 +297,6 @@ class Desk:
         self.num_aborted += is_aborted
         self.num_failed += error is not None and not is_aborted
         self._deliver(item, payload, error, stamps)
-
-
-def _deaths_of(items: list[Item]) -> set[int]:
-    return {worker for item in items for worker in item.died_in}
 
 
 def _charges_of(item: Item) -> list[tuple[int, bool]]:

@@ -18,13 +18,17 @@ FAILURE_EXITS = {"usage": ExitCode.USAGE, "missing": ExitCode.ENGINE_MISSING}
 
 
 class RestartBudget:
-    """At most `max_restarts` within `window_s`; the wait doubles from `backoff_s` with each restart in the window."""
+    """At most `max_restarts` within `window_s`; the wait doubles from `backoff_s` with each restart in the window.
+
+    Deaths without a good start in between count however far apart they are, for a start may take longer than the window.
+    """
 
     def __init__(self, max_restarts: int, window_s: float, backoff_s: float) -> None:
         self.max_restarts = max_restarts
         self.window_s = window_s
         self.backoff_s = backoff_s
         self._deaths: deque[tuple[float, bool]] = deque()
+        self._num_since_good = 0
 
     def spend(self, now: float, *, is_charged: bool = True) -> float | None:
         """Note one death; returns the seconds to wait before the restart, or None when the budget is spent.
@@ -34,15 +38,22 @@ class RestartBudget:
         while self._deaths and now - self._deaths[0][0] > self.window_s:
             self._deaths.popleft()
         self._deaths.append((now, is_charged))
-        if is_charged and sum(charged for _, charged in self._deaths) > self.max_restarts:
+        self._num_since_good += is_charged
+        num_charged = max(sum(charged for _, charged in self._deaths), self._num_since_good)
+        if is_charged and num_charged > self.max_restarts:
             return None
-        return float(min(MAX_BACKOFF_S, self.backoff_s * 2 ** min(len(self._deaths) - 1, 16)))
+        return float(min(MAX_BACKOFF_S, self.backoff_s * 2 ** min(max(len(self._deaths), self._num_since_good) - 1, 16)))
+
+    def was_good(self) -> None:
+        """The worker has started well."""
+        self._num_since_good = 0
 
     def refund(self, *, is_charged: bool = True) -> None:
         """A death turned out to be an item's doing, not the worker's: forget the latest of its kind."""
         death = next((death for death in reversed(self._deaths) if death[1] is is_charged), None)
         if death is not None:
             self._deaths.remove(death)
+            self._num_since_good = max(0, self._num_since_good - is_charged)
 
 
 class Slot:
@@ -68,7 +79,9 @@ class Slot:
         self.num_beats = 0
         self.hang: Hang | None = None
         self.hang_text: str | None = None
+        self.hang_lease: int | None = None
         self.kill_at = math.inf
+        self.is_killed = False
         self.watch: Watch | None = None
         self.load = Load()
         self._samples: deque[tuple[float, int, int]] = deque()
@@ -79,7 +92,8 @@ class Slot:
         self.stage, self.failure, self.failure_kind, self.farewell = "starting", None, None, None
         self.restarts += 1
         self.deadline = now + start_timeout_s
-        self.num_beats, self.hang, self.hang_text, self.kill_at, self.watch = 0, None, None, math.inf, None
+        self.num_beats, self.watch, self.is_killed = 0, None, False
+        self.pardoned()
         self.load = Load()
         self._samples.clear()
 
@@ -91,6 +105,7 @@ class Slot:
 
     def became_ready(self) -> None:
         """A token was generated."""
+        self.budget.was_good()
         self.state, self.stage, self.deadline = WorkerState.READY, "ready", math.inf
 
     def beat(self, load: Load, now: float) -> None:
@@ -121,9 +136,13 @@ class Slot:
             return "hangs, about to be killed"
         return (self.watch.doubt if self.watch is not None else None) or self.stage
 
-    def condemned(self, hang: Hang, text: str, kill_at: float) -> None:
-        """It hangs: its stacks are asked for now, and it is killed at `kill_at`."""
-        self.hang, self.hang_text, self.kill_at = hang, text, kill_at
+    def condemned(self, hang: Hang, text: str, lease: int | None, kill_at: float) -> None:
+        """It hangs, with `lease` in admission: its stacks are asked for now, and it is killed at `kill_at`."""
+        self.hang, self.hang_text, self.hang_lease, self.kill_at = hang, text, lease, kill_at
+
+    def pardoned(self) -> None:
+        """It does not hang."""
+        self.hang, self.hang_text, self.hang_lease, self.kill_at = None, None, None, math.inf
 
     def died(self, last_exit: str, now: float, *, is_permanent: bool, is_charged: bool = True) -> None:
         """The process is gone: back off and start anew, or give this worker up."""
@@ -131,7 +150,7 @@ class Slot:
         self.capacity = self.prefetch = 0
         self.load = Load()
         self._samples.clear()
-        self.deadline = self.kill_at = math.inf
+        self.deadline = math.inf
         self.watch = None
         if self.state is WorkerState.DRAINING:
             self.state = WorkerState.STOPPED
@@ -167,14 +186,9 @@ class Roster:
         return due
 
     @property
-    def num_in_use(self) -> int:
-        """How many workers are not given up."""
-        return len(self.slots) - self.count(WorkerState.FAILED)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether no worker is to come back."""
-        return self.count(WorkerState.READY) == self.num_in_use
+    def usable(self) -> list[int]:
+        """The workers that are not given up, those that are to come back included."""
+        return [slot.index for slot in self.slots if slot.state is not WorkerState.FAILED]
 
     def overdue(self, now: float) -> list[Slot]:
         """Starting workers that were silent for longer than the start limit."""

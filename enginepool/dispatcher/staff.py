@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from subprocess import SubprocessError
 from typing import Protocol
 
 from enginepool.clock import monotonic
@@ -117,11 +118,10 @@ class Staff:
     def _start(self, slot: Slot, now: float) -> None:
         try:
             process = self._supervisor.start(slot.index)
-        except OSError as error:
-            if not self._roster.was_ready or error.errno not in TRANSIENT:
+        except (OSError, SubprocessError) as error:
+            if not self._roster.was_ready:
                 raise
-            slot.start_at = now + RETRY_START_S
-            self._host.warn(f"can't be started again now: {error.strerror}; the next try is in {RETRY_START_S:g} s", slot)
+            self._put_off(slot, error, now)
             return
         slot.started(process.pid, now, self._host.settings.start_timeout_s)
         self._watch(process.pidfd, lambda: self._on_exit(process))
@@ -129,6 +129,16 @@ class Staff:
         again = f" again (restart {slot.restarts})" if slot.restarts else ""
         self._host.observer.note(slot.index, "started", process.pid)
         self._host.log(f"started{again} on cpus {_mask_of(process.pid)}", slot)
+
+    def _put_off(self, slot: Slot, error: OSError | SubprocessError, now: float) -> None:
+        """The process could not even be made: soon again while descriptors are short, else that is a failed start."""
+        if isinstance(error, OSError) and error.errno in TRANSIENT:
+            slot.start_at = now + RETRY_START_S
+            self._host.warn(f"can't be started again now: {error.strerror}; the next try is in {RETRY_START_S:g} s", slot)
+            return
+        slot.failure = f"could not be started: {error}"
+        slot.died(slot.failure, now, is_permanent=False)
+        self._host.warn(f"worker {slot.index} could not be started: {error}; {_next_step(slot, now)}")
 
     def _on_exit(self, process: WorkerProcess) -> None:
         self._unwatch(process.pidfd)
@@ -153,13 +163,12 @@ class Staff:
             was_starting = slot.state is WorkerState.STARTING
             slot.failure = _explain(slot.failure or (f"{how} while {slot.stage!r}" if was_starting else how), ended.tail)
         self._host.observer.worker_died(slot.index, how, pid)
-        fate = self._desk.worker_died(slot.index, _death(slot, ended, how), self._roster.num_in_use)
+        fate = self._desk.worker_died(slot.index, _death(slot, ended, how), len(self._roster.usable))
         slot.died(how, now, is_permanent=is_permanent, is_charged=fate.is_charged)
         for index, was_charged in fate.explained:
             self._roster.slots[index].budget.refund(is_charged=was_charged)
         if was is not WorkerState.DRAINING:
-            next_step = f"restart in {slot.start_at - now:.1f} s" if slot.state is WorkerState.BACKOFF else slot.state.value
-            self._host.warn(f"worker {slot.index} (pid {pid}) {how}{_tell(fate)}; {next_step}")
+            self._host.warn(f"worker {slot.index} (pid {pid}) {how}{_tell(fate)}; {_next_step(slot, now)}")
 
     def _forget(self, process: WorkerProcess) -> None:
         for fd in (process.pidfd, process.log_fd):
@@ -172,6 +181,10 @@ def _mask_of(pid: int) -> list[int]:
         return sorted(os.sched_getaffinity(pid))
     except OSError:
         return []
+
+
+def _next_step(slot: Slot, now: float) -> str:
+    return f"restart in {slot.start_at - now:.1f} s" if slot.state is WorkerState.BACKOFF else slot.state.value
 
 
 def _how_it_ended(slot: Slot, ended: Exit) -> str:
@@ -187,14 +200,12 @@ def _hang_of(slot: Slot, ended: Exit) -> Hang | None:
 
 def _death(slot: Slot, ended: Exit, how: str) -> Death:
     record, hang = ended.record, _hang_of(slot, ended)
-    lives = slot.watch is not None and slot.watch.lives
-    return Death(
-        how,
-        cause_of(ended.code, hang, was_out_of_memory=ended.is_oom),
-        record.admitting,
-        record.fresh,
-        hangs_in_admission=hang is Hang.ADMIT and lives,
-    )
+    cause = cause_of(ended.code, hang, was_out_of_memory=ended.is_oom)
+    if hang is not Hang.ADMIT:
+        return Death(how, cause, record.admitting, record.fresh)
+    if record.admitting != slot.hang_lease:  # it went on to another item in the last moment, which is not to blame
+        return Death(how, cause, None, record.fresh)
+    return Death(how, cause, record.admitting, record.fresh, hangs_in_admission=slot.watch is not None and slot.watch.lives)
 
 
 def _tell(fate: Fate) -> str:

@@ -25,18 +25,19 @@ from enginepool.dispatcher.vigil import Hang
 
 SUSPECT_AFTER_DEATHS = 2
 QUARTERS = 4
-CONVICTING_EVIDENCE = 3
+CONVICTING_EVIDENCE = 5
+EVIDENCE_OF_A_LONE_DEATH = 2
 SIGKILLED = -9
 
 
 class Cause(enum.IntEnum):
     """What a death looks like; the number is what it weighs against a suspect that ran apart from others.
 
-    A plain SIGKILL or a silence of all threads is more often somebody's doing than an item's, so it takes one more.
+    A plain SIGKILL or a silence of all threads is more often somebody's doing than an item's: it takes five, of others two.
     """
 
     OUTSIDE = 1
-    INSIDE = 2
+    INSIDE = 3
 
 
 def cause_of(exit_code: int, hang: Hang | None, *, was_out_of_memory: bool = False) -> Cause:
@@ -80,7 +81,7 @@ def judge(items: list[Item], worker: int, death: Death, *, is_trial: bool, num_w
     verdict = Verdict()
     in_admission = next((item for item in items if item.lease == death.admitting), None) if death.admitting else None
     if in_admission is not None:
-        _judge_admission(verdict, in_admission, worker, death)
+        _judge_admission(verdict, in_admission, worker, death, num_workers)
         rest = [item for item in items if item is not in_admission]
         if is_trial:
             verdict.groups += [rest] if rest else []
@@ -94,7 +95,7 @@ def judge(items: list[Item], worker: int, death: Death, *, is_trial: bool, num_w
         if is_trial:
             item.evidence += death.cause
         elif len(items) == 1:
-            item.evidence += 1
+            item.evidence += min(death.cause, EVIDENCE_OF_A_LONE_DEATH)
     if len(items) == 1 and items[0].deaths >= SUSPECT_AFTER_DEATHS:
         _judge_alone(verdict, items[0], num_workers)
     elif is_trial:
@@ -113,11 +114,11 @@ def quarters(items: list[Item]) -> list[list[Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)] if items else []
 
 
-def _judge_admission(verdict: Verdict, item: Item, worker: int, death: Death) -> None:
+def _judge_admission(verdict: Verdict, item: Item, worker: int, death: Death, num_workers: int) -> None:
     item.deaths += 1
     item.admission_deaths += 1
     item.died_in.append(worker)
-    if death.hangs_in_admission or item.admission_deaths >= SUSPECT_AFTER_DEATHS:
+    if death.hangs_in_admission or (item.admission_deaths >= SUSPECT_AFTER_DEATHS and _is_elsewhere_too(item, num_workers)):
         verdict.convicted.append(item)
     elif death.cause is Cause.OUTSIDE:
         verdict.retried.append(item)
@@ -126,11 +127,14 @@ def _judge_admission(verdict: Verdict, item: Item, worker: int, death: Death) ->
 
 
 def _judge_alone(verdict: Verdict, item: Item, num_workers: int) -> None:
-    is_elsewhere_too = len(set(item.died_in)) >= min(2, num_workers)
-    if item.evidence >= CONVICTING_EVIDENCE and is_elsewhere_too:
+    if item.evidence >= CONVICTING_EVIDENCE and _is_elsewhere_too(item, num_workers):
         verdict.convicted.append(item)
     else:
         verdict.groups.append([item])
+
+
+def _is_elsewhere_too(item: Item, num_workers: int) -> bool:
+    return len(set(item.died_in)) >= min(2, num_workers)
 
 
 def _suspects(items: list[Item]) -> list[Item]:

@@ -9,6 +9,7 @@ from enginepool.dispatcher.desk import Desk
 from enginepool.dispatcher.roster import Roster, Slot
 from enginepool.dispatcher.supervisor import Supervisor
 from enginepool.dispatcher.vigil import AwakeClock, Hang, Limits, Watch
+from enginepool.recorder import Record
 from enginepool.status import WorkerState
 
 DUMP_GRACE_S = 1.0
@@ -47,23 +48,27 @@ class Warden:
             self._roster.excuse(self._clock.away_s)
             return
         for slot in self._roster.slots:
-            if slot.hang is not None:
-                if now >= slot.kill_at:
-                    slot.kill_at = float("inf")
-                    self._supervisor.kill(slot.index)
-            elif slot.state is WorkerState.READY:
+            if slot.state is WorkerState.READY and not slot.is_killed:
                 self._look_at(slot, now, awake)
 
     def _look_at(self, slot: Slot, now: float, awake: float) -> None:
-        if slot.watch is None:
-            slot.watch = Watch(self._limits, awake)
+        record = self._supervisor.read_record(slot.index)
         in_hand = self._desk.leases.in_hand(slot.index)
-        record, cpu_s = self._supervisor.read_record(slot.index), self._supervisor.cpu_s(slot.index)
-        hang = slot.watch.look(slot.num_beats, record, in_hand, cpu_s, awake)
-        if hang is None:
-            return
+        watch = slot.watch = slot.watch or Watch(self._limits, awake)
+        hang = watch.look(slot.num_beats, record, in_hand, self._supervisor.cpu_s(slot.index), awake)
+        if slot.hang is None:
+            if hang is not None:
+                self._condemn(slot, hang, record, in_hand, now)
+        elif hang is None:
+            slot.pardoned()
+            self._teller.warn("goes on after all, and is let be", slot)
+        elif now >= slot.kill_at:
+            slot.is_killed = True
+            self._supervisor.kill(slot.index)
+
+    def _condemn(self, slot: Slot, hang: Hang, record: Record, in_hand: int, now: float) -> None:
         text = self._story(hang, in_hand)
-        slot.condemned(hang, text, now + DUMP_GRACE_S)
+        slot.condemned(hang, text, record.admitting, now + DUMP_GRACE_S)
         num_asked = self._supervisor.dump_stacks(slot.index)
         self._teller.warn(f"{text}; its stacks follow ({num_asked} process{'es' * (num_asked != 1)} asked), then it is killed", slot)
 
