@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ def test_stopped_worker_is_killed_at_the_silence_limit_and_its_late_answers_chan
         outputs = [future.result(timeout=60) for future in futures]
         assert all(output.ok for output in outputs)
         assert [str(output.text)[:9] for output in outputs] == [f"item {index:04}" for index in range(40)]
-        assert _last_exits(pool) == ["was killed, for it hangs: no heartbeat for 1.5 s (mute_timeout_s), none of its threads runs"]
+        (told,) = _last_exits(pool)
+        assert re.fullmatch(r"was killed, for it hangs: no heartbeat for \d\.\d s \(mute_timeout_s\), none of its threads runs", told)
         assert not is_alive(victim)
 
 
@@ -99,7 +101,7 @@ def test_heartbeats_that_end_are_found_out(tmp_path: Path) -> None:
         assert output.ok
         assert all(other.ok for other in others)
         wait_for(lambda: _last_exits(pool), "the kill")
-        assert "no heartbeat for 1.5 s" in _last_exits(pool)[0]
+        assert "no heartbeat for " in _last_exits(pool)[0]
 
 
 def test_admission_that_never_ends_costs_its_item_and_one_worker() -> None:

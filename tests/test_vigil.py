@@ -60,9 +60,17 @@ def test_silence_is_mute_at_the_limit_even_with_progress(seconds: int, expected:
 def test_silent_process_that_computes_is_left_to_the_other_limits() -> None:
     """Native code may hold the interpreter for long, so that no heartbeat can be sent."""
     scene = Scene()
-    scene.live(1)
+    scene.live(1, progresses=True)
     assert scene.live(298, beats=False, computes=True) is None
-    assert scene.live(2, beats=False, computes=True) is Hang.STALL
+    assert scene.live(2, beats=False, computes=True) in (Hang.STALL, Hang.MUTE)
+
+
+def test_idle_process_that_computes_in_silence_is_mute_at_the_stall_limit() -> None:
+    """Nothing is in hand and nothing will be, for it is given no work."""
+    scene = Scene()
+    scene.live(1, in_hand=0)
+    assert scene.live(298, beats=False, computes=True, in_hand=0) is None
+    assert scene.live(3, beats=False, computes=True, in_hand=0) is Hang.MUTE
 
 
 @pytest.mark.parametrize("beats", [True, False], ids=["alive", "interpreter held"])

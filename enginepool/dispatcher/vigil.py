@@ -78,7 +78,7 @@ class Watch:
             self._progress_at = now
         if record.admitting is not None:
             return Hang.ADMIT if self.admission_s >= self._limits.admit_s else None
-        if self.silence_s >= self._limits.mute_s and not self._computes:
+        if self.silence_s >= (self._limits.stall_s if self._computes else self._limits.mute_s):
             return Hang.MUTE
         return Hang.STALL if self.stall_s >= self._limits.stall_s else None
 

@@ -67,15 +67,16 @@ class Warden:
             self._supervisor.kill(slot.index)
 
     def _condemn(self, slot: Slot, hang: Hang, record: Record, in_hand: int, now: float) -> None:
-        text = self._story(hang, in_hand)
+        assert slot.watch is not None
+        text = self._story(hang, in_hand, slot.watch.silence_s)
         slot.condemned(hang, text, record.admitting, now + DUMP_GRACE_S)
         num_asked = self._supervisor.dump_stacks(slot.index)
         self._teller.warn(f"{text}; its stacks follow ({num_asked} process{'es' * (num_asked != 1)} asked), then it is killed", slot)
 
-    def _story(self, hang: Hang, in_hand: int) -> str:
+    def _story(self, hang: Hang, in_hand: int, silence_s: float) -> str:
         match hang:
             case Hang.MUTE:
-                return f"hangs: no heartbeat for {self._limits.mute_s:g} s (mute_timeout_s), none of its threads runs"
+                return f"hangs: no heartbeat for {silence_s:.1f} s (mute_timeout_s), none of its threads runs"
             case Hang.ADMIT:
                 return f"hangs: it has been taking one item in for {self._limits.admit_s:g} s (admit_timeout_s)"
             case Hang.STALL:
