@@ -25,7 +25,6 @@ from enginepool.dispatcher.backlog import Backlog
 from enginepool.dispatcher.desk import Desk
 from enginepool.dispatcher.doorkeeper import Doorkeeper
 from enginepool.dispatcher.front import Front
-from enginepool.dispatcher.log_lines import Level, level_of
 from enginepool.dispatcher.logs import LogWriter
 from enginepool.dispatcher.observer import Observer
 from enginepool.dispatcher.plan import Plan
@@ -35,13 +34,15 @@ from enginepool.dispatcher.signals import Signals
 from enginepool.dispatcher.staff import Staff
 from enginepool.dispatcher.supervisor import OUT_OF_DESCRIPTORS, Supervisor
 from enginepool.dispatcher.trace_file import TraceWriter
+from enginepool.dispatcher.voice import Voice
 from enginepool.dispatcher.warden import Warden
+from enginepool.dispatcher.watches import Watches
 from enginepool.errors import Code, ExitCode, ItemError
 from enginepool.handover import EngineSpec, WorkerSpec
 from enginepool.protocol import PROTOCOL_VERSION, Limits, Ready, Welcome
 from enginepool.rundir import Claim
 from enginepool.status import PoolState, PoolStatus, WorkerState
-from enginepool.transport import POLLIN, Poller, Router
+from enginepool.transport import Router
 
 SLOW_TURN_S = 0.25
 FAST_TURN_S = 0.02
@@ -87,8 +88,9 @@ class Dispatcher:
         self._drain_deadline = math.inf
         self._stop_deadline = math.inf
         self._slow_at = self._warn_at = 0.0
-        self._poller = Poller()
-        self._handlers: dict[object, Callable[[], None]] = {}
+        self._watches = Watches()
+        self._voice = Voice.of(settings, log_writer, pid)
+        self.log, self.warn = self._voice.log, self._voice.warn
         self._anchor = ClockAnchor.take()
         self.observer = Observer(len(plan.workers), self._anchor, trace)
         front_router = Router(settings.max_frame_bytes + HEADER_BYTES, max_unsent_messages=MAX_UNSENT_MESSAGES, keys=claim.keys)
@@ -117,8 +119,8 @@ class Dispatcher:
             get_status=self.status,
             on_drain=self.drain,
             on_stop=self.stop,
-            watch=self._watch,
-            unwatch=self._unwatch,
+            watch=self._watches.add,
+            unwatch=self._watches.remove,
             warn=self.warn,
             max_output_bytes=settings.max_client_output_bytes,
         )
@@ -133,15 +135,15 @@ class Dispatcher:
         self._front.desk = self._back.desk = self._desk
         self._back.on_leased = self.observer.on_leased
         supervisor = Supervisor({plan.index: plan for plan in self._plan.workers}, self._make_spec, is_chatty=settings.log_level == "debug")
-        self._staff = Staff(self, supervisor, self.roster, self._desk, self._back, watch=self._watch, unwatch=self._unwatch)
+        self._staff = Staff(self, supervisor, self.roster, self._desk, self._back, watch=self._watches.add, unwatch=self._watches.remove)
         self._warden = Warden(self, supervisor, self.roster, self._desk)
         self._reporter = Reporter(self._pool_id, self._model, endpoint, self._anchor, list(self._plan.workers))
-        self._watch_socket(front_router.socket, self._front.receive)
-        self._watch_socket(back_router.socket, self._read_back)
+        self._watches.add_socket(front_router.socket, self._front.receive)
+        self._watches.add_socket(back_router.socket, self._read_back)
         if front_router.door is not None:
-            self._watch_socket(front_router.door.socket, Doorkeeper(front_router.door, self.warn).answer)
+            self._watches.add_socket(front_router.door.socket, Doorkeeper(front_router.door, self.warn).answer)
         for fd in self._signals.fds:
-            self._watch(fd, self._on_signal)
+            self._watches.add(fd, self._on_signal)
 
     @property
     def endpoint(self) -> str:
@@ -166,21 +168,10 @@ class Dispatcher:
             self.observer.close()
         return self._exit_code
 
-    def log(self, text: str, slot: Slot | None = None) -> None:
-        """Tell a state change on stderr; it never blocks."""
-        if self.settings.log_level != "warning":
-            self._tell("info", text, slot)
-
-    def warn(self, text: str, slot: Slot | None = None) -> None:
-        """Tell what went wrong on stderr; it never blocks."""
-        self._tell("warning", text, slot)
-
     def show_worker_line(self, slot: Slot, text: str) -> None:
-        """A line that a worker has printed; while it starts, a sign of life that only a failure or `debug` shows."""
+        """A line that a worker has printed; while it starts, a sign of life."""
         slot.progressed(monotonic(), self.settings.start_timeout_s)
-        level = self.settings.log_level
-        if level == "debug" or slot.hang is not None or (level == "info" and slot.state is WorkerState.READY):
-            self._tell(level_of(text), text, slot)
+        self._voice.worker_line(slot, text)
 
     def status(self) -> PoolStatus:
         """What `status` reports."""
@@ -223,7 +214,7 @@ class Dispatcher:
     def fail(self, reason: str, code: ExitCode) -> None:
         """The pool can not go on."""
         self.state, self.reason = PoolState.FAILED, reason
-        self._tell("error", f"failed: {reason}")
+        self._voice.error(f"failed: {reason}")
         self._announcer.ready({"state": "failed", "error": reason, "exit_code": int(code), "pid": self._pid})
         self._announcer.withdraw()
         self._desk.is_draining = True
@@ -236,10 +227,6 @@ class Dispatcher:
     def _is_stopping(self) -> bool:
         return self._stop_deadline != math.inf
 
-    def _tell(self, level: Level, text: str, slot: Slot | None = None) -> None:
-        worker, pid = (None, self._pid) if slot is None else (slot.index, slot.pid)
-        self._log_writer.tell(level, text, worker=worker, pid=pid)
-
     def _endure(self, error: OSError) -> None:
         """Whoever can reach a socket can use up our descriptors; who says nothing is soon cut off, and then it goes on."""
         if error.errno not in OUT_OF_DESCRIPTORS or not self.roster.was_ready:
@@ -249,10 +236,7 @@ class Dispatcher:
             self.warn(f"{error.strerror}: new clients, restarts and status have to wait (raise the limit: LimitNOFILE, ulimit -n)")
 
     def _turn(self) -> None:
-        for key, _ in self._poller.poll(self._timeout_ms()):
-            handler = self._handlers.get(key)
-            if handler is not None:
-                handler()
+        self._watches.handle(self._timeout_ms())
         now = monotonic()
         self._desk.expire(now)
         if now >= self._slow_at or self._staff.has_exits:
@@ -365,15 +349,3 @@ class Dispatcher:
             due = min(due, now + FAST_TURN_S)
         due = min(due, self._front.router.retry_at, self._back.router.retry_at)
         return math.ceil(max(0.0, due - now) * 1000)
-
-    def _watch_socket(self, socket: object, handler: Callable[[], None]) -> None:
-        self._handlers[socket] = handler
-        self._poller.register(socket, POLLIN)
-
-    def _watch(self, fd: int, handler: Callable[[], None]) -> None:
-        self._handlers[fd] = handler
-        self._poller.register(fd, POLLIN)
-
-    def _unwatch(self, fd: int) -> None:
-        if self._handlers.pop(fd, None) is not None:
-            self._poller.unregister(fd)

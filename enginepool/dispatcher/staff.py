@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from subprocess import SubprocessError
 from typing import Protocol
 
 from enginepool.clock import monotonic
@@ -118,7 +117,7 @@ class Staff:
     def _start(self, slot: Slot, now: float) -> None:
         try:
             process = self._supervisor.start(slot.index)
-        except (OSError, SubprocessError) as error:
+        except OSError as error:
             if not self._roster.was_ready:
                 raise
             self._put_off(slot, error, now)
@@ -130,9 +129,9 @@ class Staff:
         self._host.observer.note(slot.index, "started", process.pid)
         self._host.log(f"started{again} on cpus {_mask_of(process.pid)}", slot)
 
-    def _put_off(self, slot: Slot, error: OSError | SubprocessError, now: float) -> None:
+    def _put_off(self, slot: Slot, error: OSError, now: float) -> None:
         """The process could not even be made: soon again while descriptors are short, else that is a failed start."""
-        if isinstance(error, OSError) and error.errno in TRANSIENT:
+        if error.errno in TRANSIENT:
             slot.start_at = now + RETRY_START_S
             self._host.warn(f"can't be started again now: {error.strerror}; the next try is in {RETRY_START_S:g} s", slot)
             return

@@ -90,7 +90,13 @@ class Supervisor:
         self.processes: dict[int, WorkerProcess] = {}
 
     def start(self, index: int) -> WorkerProcess:
-        """Start the process of a slot with its mask and environment in place before exec."""
+        """Start the process of a slot with its mask and environment in place before exec. Raises OSError."""
+        try:
+            return self._start(index)
+        except subprocess.SubprocessError as error:  # what runs before exec has raised
+            raise OSError(errno.EIO, str(error)) from error
+
+    def _start(self, index: int) -> WorkerProcess:
         plan = self._plans[index]
         with ExitStack() as always, ExitStack() as undo:
             spec_fd = handover.put(self._make_spec(index))
