@@ -82,6 +82,11 @@ class ItemError(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.code.value}: {self.message}"
 
 
+def sayable(text: str) -> str:
+    """The text without what can't be sent: lone surrogates, which templates and file names may hold, as their escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class EnginePoolError(Exception):
     """The root of everything that enginepool raises on purpose."""
 

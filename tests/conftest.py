@@ -25,6 +25,13 @@ REPO = Path(__file__).resolve().parent.parent
 ENGINEPOOL = [sys.executable, "-m", "enginepool"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several test processes (`-n`) a file stays in one of them, and all that needs real engines in one."""
+    for item in items:
+        group = "vllm" if item.get_closest_marker("vllm") else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
     """Wait until `condition` holds, or fail saying what did not come."""
     pause = threading.Event()

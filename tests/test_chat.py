@@ -306,3 +306,11 @@ def test_pool_format_may_be_a_path_object(tmp_path: Path) -> None:
     path.write_text("[{{ messages[0].content }}]")
     with Pool(engine="echo", workers=1, request_format=path) as pool:
         assert pool.chat(HELLO, FIVE).prompt == "[hello]"
+
+
+def test_template_that_raises_with_a_lone_surrogate_is_that_items_error(echo_pool: Pool) -> None:
+    pid = echo_pool.status().workers[0].pid
+    output = _sandwich(echo_pool, HELLO, chat_template="{{ raise_exception('bad \\ud83d') }}")
+    assert output.error is not None
+    assert "bad \\ud83d" in output.error.message
+    assert echo_pool.status().workers[0].pid == pid

@@ -13,7 +13,7 @@ import pytest
 from enginepool.clock import EngineStamps, decode_stamps
 from enginepool.errors import Code, ItemError
 from enginepool.payload import CompletionOutput, GenerateRequest, GenerateResult, Request, decode_parts, decode_result
-from enginepool.protocol import Abort, Delta, Done, Drain, Message, Stop
+from enginepool.protocol import Abort, Delta, Done, DoneItem, Drain, Message, Stop, encode
 from enginepool.recorder import FlightRecorder
 from enginepool.status import Load
 from enginepool.worker import feeder as feeder_module
@@ -420,3 +420,10 @@ def test_overtaken_item_is_ended_as_timeout_and_the_engine_with_it(engine: Scrip
         feeder_of(engine, outlet).run()
     assert outlet.codes == {1: Code.TIMEOUT}
     assert engine.num_steps == 61
+
+
+def test_refusal_with_a_lone_surrogate_can_be_sent() -> None:
+    """A template may raise any text."""
+    error = RefusedItem(Code.INVALID_REQUEST, "bad \ud83d, fine \U0001f600").error
+    assert error.message == "bad \\ud83d, fine \U0001f600"
+    assert encode(Done([DoneItem(1, error)]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from enginepool.clock import monotonic
-from enginepool.errors import ItemError
+from enginepool.errors import ItemError, sayable
 from enginepool.handover import WorkerSpec
 from enginepool.payload import GenerateRequest
 from enginepool.protocol import Message, Ready, Stage
@@ -24,7 +24,7 @@ def boot(spec: WorkerSpec, send: Callable[[Message], None]) -> Engine:
     """Build the engine and generate one token. Raises StartRefused when the arguments or the installation are at fault."""
 
     def report(text: str) -> None:
-        send(Stage(text))
+        send(Stage(sayable(text)))
 
     engine = _build(spec, report)
     report("generating a first token")

@@ -10,7 +10,7 @@ import msgspec
 
 from enginepool.chat_format import PLAIN, RequestFormat, why_not_text
 from enginepool.clock import EngineStamps
-from enginepool.errors import Code, EnginePoolError, ItemError
+from enginepool.errors import Code, EnginePoolError, ItemError, sayable
 from enginepool.payload import ChatOptions, CompletionOutput, GenerateResult, Request
 from enginepool.status import Load
 
@@ -52,7 +52,7 @@ class RefusedItem(EnginePoolError):
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
-        self.error = ItemError(code, message)
+        self.error = ItemError(code, sayable(message))
 
 
 class StartRefused(EnginePoolError):

@@ -14,6 +14,7 @@ from contextlib import suppress
 import msgspec
 
 from enginepool.clock import monotonic
+from enginepool.errors import sayable
 from enginepool.handover import WorkerSpec
 from enginepool.payload import Request, decode_request
 from enginepool.protocol import (
@@ -81,7 +82,7 @@ class Link:
 
     def close(self, error: str | None = None) -> None:
         """Say goodbye, let everything leave, stop beating."""
-        self.send(Goodbye(error))
+        self.send(Goodbye(None if error is None else sayable(error)))
         self._is_closing.set()
         if self._is_loading:
             self.become_ready()

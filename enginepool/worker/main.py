@@ -104,9 +104,10 @@ def _prepare_process(index: int) -> None:
 
 
 def _refuse_start(link: Link, kind: str, text: str) -> int:
+    from enginepool.errors import sayable
     from enginepool.protocol import StartFailed
 
-    link.send(StartFailed(kind, text))
+    link.send(StartFailed(kind, sayable(text)))
     link.close()
     return EXIT_START_FAILED
 
