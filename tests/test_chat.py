@@ -310,7 +310,7 @@ def test_pool_format_may_be_a_path_object(tmp_path: Path) -> None:
 
 def test_template_that_raises_with_a_lone_surrogate_is_that_items_error(echo_pool: Pool) -> None:
     pid = echo_pool.status().workers[0].pid
-    output = _sandwich(echo_pool, HELLO, chat_template="{{ raise_exception('bad \\ud83d') }}")
+    output = echo_pool.chat(HELLO, FIVE, chat_template="{{ raise_exception('bad \\ud83d') }}")
     assert output.error is not None
     assert "bad \\ud83d" in output.error.message
     assert echo_pool.status().workers[0].pid == pid
