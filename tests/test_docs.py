@@ -205,3 +205,10 @@ def test_text_files_name_no_machine_and_no_index() -> None:
 )
 def test_pattern_finds_machines_and_indexes_only(line: str, is_found: bool) -> None:
     assert bool(MACHINE_PATH.search(line) or INDEX_URL.search(line)) is is_found
+
+
+def test_every_row_of_what_happens_links_to_a_test() -> None:
+    rows = [line for line in (REPO / "docs" / "behavior.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    unshown = [row for row in rows if not row.startswith(("| when |", "| --- |")) and "[`test_" not in row]
+    assert len(rows) > 100
+    assert unshown == []
