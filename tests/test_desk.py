@@ -614,6 +614,16 @@ def test_death_of_a_silent_worker_does_not_run_a_told_item_again() -> None:
     assert (len(office.delivered), office.granted_seqs(), office.desk.is_idle) == (1, [], True)
 
 
+def test_neighbour_of_a_told_item_has_not_died_alone() -> None:
+    office = Office()
+    office.submit(SubmitItem(1, deadline_s=1.0), SubmitItem(2))
+    office.grant()
+    office.desk.expire(1.0)
+    office.desk.expire(1.0 + ABORT_GRACE_S)
+    assert office.desk.worker_died(0, SEGV, 1) == Fate(num_retried=1)
+    assert [item.evidence for item in office.desk.backlog.pop_trial() or [office.desk.backlog.pop()] if item] == [0]
+
+
 def test_next_event_is_the_earlier_of_deadline_and_batch() -> None:
     office = Office(RULE)
     office.submit(SubmitItem(1, deadline_s=0.25), now=10.0)

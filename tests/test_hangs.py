@@ -140,6 +140,14 @@ def test_worker_that_goes_on_in_the_last_moment_is_pardoned_and_nobody_is_convic
     assert "goes on after all, and is let be" in capfd.readouterr().err
 
 
+def test_interpreter_held_for_ever_is_silence(tmp_path: Path) -> None:
+    with Pool(engine="echo", workers=2, step_s=0.001, **MUTE) as pool:
+        output, others = _run_beside(pool, _faulty("deadlock", once=str(tmp_path / "once")))
+        assert output.ok
+        assert all(other.ok for other in others)
+        assert "no heartbeat for " in _last_exits(pool)[0]
+
+
 def test_long_generation_is_no_hang() -> None:
     with Pool(engine="echo", workers=1, step_s=0.05, stall_timeout_s=0.5, **MUTE) as pool:
         assert pool.generate("slow", SamplingParams(max_tokens=60)).attempts == 1

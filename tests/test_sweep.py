@@ -41,8 +41,13 @@ def _names(folder: Path) -> set[str]:
 
 
 def _socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
+    """By way of its folder's descriptor, since the path of a test's folder may be longer than a socket's may be."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
 
 
 def _leave(folder: Path, *stems: str) -> None:

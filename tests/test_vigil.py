@@ -75,11 +75,28 @@ def test_idle_process_that_computes_in_silence_is_mute_at_the_stall_limit() -> N
 
 @pytest.mark.parametrize("beats", [True, False], ids=["alive", "interpreter held"])
 @pytest.mark.parametrize(("seconds", "expected"), [(59, None), (62, Hang.ADMIT)])
-def test_admission_has_its_own_limit_and_no_other(seconds: int, expected: Hang | None, beats: bool) -> None:
+def test_admission_has_its_own_limit(seconds: int, expected: Hang | None, beats: bool) -> None:
     scene = Scene()
     scene.num_admissions, scene.admitting = 1, 7
-    assert scene.live(seconds, beats=beats) is expected
+    assert scene.live(seconds, beats=beats, computes=True) is expected
     assert scene.watch.lives is beats
+
+
+def test_process_that_is_stopped_in_an_admission_is_mute() -> None:
+    scene = Scene()
+    scene.live(1)
+    scene.num_admissions, scene.admitting = 1, 7
+    assert scene.live(13, beats=False) is None
+    assert scene.live(3, beats=False) is Hang.MUTE
+
+
+def test_pause_of_the_process_does_not_count_for_its_admission() -> None:
+    scene = Scene()
+    scene.num_admissions, scene.admitting = 1, 7
+    assert scene.live(55) is None
+    assert scene.live(10, beats=False) is None
+    assert scene.live(4) is None
+    assert scene.live(3) is Hang.ADMIT
 
 
 def test_admissions_one_after_the_other_are_progress() -> None:

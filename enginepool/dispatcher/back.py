@@ -138,8 +138,8 @@ class Back:
                 slot.progressed(now, self._start_timeout_s, text)
                 self._log(slot, text)
             case Ready():
-                slot.became_ready()
                 self._on_ready(slot, message)
+                slot.became_ready()
             case StartFailed(kind, text):
                 slot.failure, slot.failure_kind = text, kind
             case Goodbye(error):

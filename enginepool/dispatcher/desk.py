@@ -162,9 +162,8 @@ class Desk:
     def worker_died(self, worker: int, death: Death, num_workers: int) -> Fate:
         """Put a dead worker's items back, apart from others where they are suspects, or fail the killer."""
         is_trial = self.leases.is_isolating(worker)
-        held = self.leases.revoke(worker)
-        lost = [item for item in held if not item.is_told]
-        self._num_told -= len(held) - len(lost)
+        lost = self.leases.revoke(worker)  # with those whose clients were told already: they may be to blame
+        self._num_told -= sum(item.is_told for item in lost)
         verdict = judge(lost, worker, death, is_trial=is_trial, num_workers=num_workers)
         is_charged = not is_trial and not verdict.convicted
         if is_charged:
@@ -175,6 +174,8 @@ class Desk:
         num_retried, num_apart = self._put_back(verdict.retried), self._put_apart(verdict.groups)
         explained = self._explained(verdict.convicted)
         for item in verdict.convicted:
+            if item.is_told:
+                continue
             num_failed += item.abort_error is None
             self._end(item, b"", item.abort_error or _conviction(item, worker, death))
         return Fate(num_retried, num_apart, num_failed, is_charged, explained)

@@ -292,6 +292,7 @@ class Dispatcher:
             self.log("stopped")
 
     def _on_ready(self, slot: Slot, ready: Ready) -> None:
+        self._staff.read_log_of(slot)  # what it has printed until now belongs to its start
         wanted = set(self._plan.workers[slot.index].cpus)
         self.log(
             f"ready: {ready.model}, window {ready.max_num_seqs}, max_model_len {ready.max_model_len}, threads by cpus {ready.threads}",

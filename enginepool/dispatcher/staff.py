@@ -144,6 +144,12 @@ class Staff:
         process.exited_at = monotonic()
         self._exited.append(process)
 
+    def read_log_of(self, slot: Slot) -> None:
+        """Show what the worker has printed so far."""
+        process = self._supervisor.processes.get(slot.index)
+        if process is not None and not process.has_log_ended:
+            self._read_log(process)
+
     def _read_log(self, process: WorkerProcess) -> None:
         slot = self._roster.slots[process.index]
         for line in process.read_log():

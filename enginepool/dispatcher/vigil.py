@@ -1,8 +1,9 @@
 """The vigil: tells a worker that hangs from one that is slow, by what it achieves and not by its being there.
 
 Three limits: `mute` (no heartbeat, and no processor time used either: no thread of the process runs), `admit` (one admission
-takes too long) and `stall` (work in hand, but no tokens computed and no items finished). A silent process that computes may
-have its interpreter held by native code, for a minute when vLLM 0.32 prepares a large schema; the other limits find it.
+takes too long; `stall` does not count meanwhile) and `stall` (work in hand, but no tokens computed and no items finished). A
+silent process that computes may have its interpreter held by native code, for a minute when vLLM 0.32 prepares a large schema;
+it has until the stall limit.
 
 All are measured on an awake clock, which stands still while the dispatcher itself does not run: a dispatcher or a machine
 that was paused finds nobody guilty. Pure: time is an argument.
@@ -71,14 +72,17 @@ class Watch:
         """Take what the worker has achieved and the processor time it has used so far; returns the limit that it has passed."""
         before, self._record, self._now, self._cpu_s = self._record, record, now, cpu_s
         if num_beats != self._beats:
+            self._excuse_pause()
             self._beats, self._beat_at, self._cpu_at_beat_s = num_beats, now, cpu_s
         if record.num_admissions != before.num_admissions:
             self._admission_at = now
         if not in_hand or (record.progress, record.num_admissions) != (before.progress, before.num_admissions):
             self._progress_at = now
+        if self.silence_s >= self._limits.mute_s and not self._computes:
+            return Hang.MUTE
         if record.admitting is not None:
             return Hang.ADMIT if self.admission_s >= self._limits.admit_s else None
-        if self.silence_s >= (self._limits.stall_s if self._computes else self._limits.mute_s):
+        if self.silence_s >= self._limits.stall_s:
             return Hang.MUTE
         return Hang.STALL if self.stall_s >= self._limits.stall_s else None
 
@@ -90,12 +94,22 @@ class Watch:
     @property
     def admission_s(self) -> float:
         """How long the admission that runs now has taken; 0 when none does."""
-        return 0.0 if self._record.admitting is None else self._now - self._admission_at
+        return 0.0 if self._record.admitting is None else self._now - self._admission_at - self._pause_s
 
     @property
     def stall_s(self) -> float:
         """How long nothing was achieved with work in hand."""
         return self._now - self._progress_at
+
+    def _excuse_pause(self) -> None:
+        """A process that was stopped and goes on could achieve nothing meanwhile."""
+        self._admission_at += self._pause_s
+        self._progress_at += self._pause_s
+
+    @property
+    def _pause_s(self) -> float:
+        """How long the process has been standing still now."""
+        return self.silence_s if self.silence_s >= min(HELD_SILENCE_S, self._limits.mute_s) and not self._computes else 0.0
 
     @property
     def _computes(self) -> bool:

@@ -2,8 +2,8 @@
 
 - `raise`, `exit` (with `code`, 9 by default), `segfault`, `kill` (SIGKILL), `oom` (takes memory until the kernel
   kills it), `stop` (SIGSTOP): end or stop the process.
-- `hang`: the engine's thread waits for ever. `sleep`: for `for_s` seconds. `freeze`: the same with the interpreter's lock held, so
-  that no thread of the process runs.
+- `hang`: the engine's thread waits for ever. `sleep`: for `for_s` seconds. `freeze`: it computes for about as long with the
+  interpreter's lock held, so that no other thread runs. `deadlock`: it holds the lock and waits for ever.
 - `mute`: the thread of the heartbeats ends, the engine goes on.
 - In the engine itself: `miscount` (it forgets its items), `spin` (its steps return nothing any more), `starve` (this item
   gets no token any more, its neighbours do), `block` (the same, and the engine says that it waits for something of its own).
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 EATEN_BYTES = 16 << 20
+SOME = 2_000_000
 
 
 def misbehave(fault: dict[str, Any]) -> None:
@@ -43,7 +44,9 @@ def misbehave(fault: dict[str, Any]) -> None:
         case "sleep":
             time.sleep(fault["for_s"])
         case "freeze":
-            ctypes.PyDLL(None).usleep(int(fault["for_s"] * 1e6))
+            _compute(fault["for_s"])
+        case "deadlock":
+            _lock_twice()
         case "mute":
             _end_the_beat()
         case word:
@@ -56,6 +59,20 @@ def _eat_memory() -> None:
     held = []
     while True:
         held.append(b"\1" * EATEN_BYTES)
+
+
+def _lock_twice() -> None:
+    """A deadlock that keeps the interpreter's lock too; no signal ends it."""
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
+def _compute(seconds: float) -> None:
+    """One call into native code that keeps the interpreter's lock, as long as a first one makes it expect."""
+    started = time.monotonic()
+    sum(range(SOME))
+    sum(range(int(SOME * seconds / (time.monotonic() - started))))
 
 
 def _end_the_beat() -> None:
