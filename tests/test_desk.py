@@ -621,7 +621,9 @@ def test_neighbour_of_a_told_item_has_not_died_alone() -> None:
     office.desk.expire(1.0)
     office.desk.expire(1.0 + ABORT_GRACE_S)
     assert office.desk.worker_died(0, SEGV, 1) == Fate(num_retried=1)
-    assert [item.evidence for item in office.desk.backlog.pop_trial() or [office.desk.backlog.pop()] if item] == [0]
+    item = office.desk.backlog.pop()
+    assert item is not None
+    assert (item.seq, item.deaths, item.evidence) == (2, 1, 0)
 
 
 def test_next_event_is_the_earlier_of_deadline_and_batch() -> None:

@@ -79,10 +79,11 @@ def test_torn_weights_fail_with_the_cause_and_no_retry(tmp_path: Path) -> None:
     assert not isinstance(caught.value, EngineMissing)
 
 
+@pytest.mark.timeout(600)
 def test_engine_core_in_its_own_process(fresh_run_dir: Path) -> None:
-    """Timings hold there too, its death is healed, and a killed dispatcher leaves nothing of it, shared memory included."""
+    """Timings hold there too, its death is healed, its stop is found out, a killed dispatcher leaves nothing, shared memory included."""
     shared_memory = set(os.listdir("/dev/shm"))
-    with Pool(workers=1, engine_core="mp", stall_timeout_s=15, **CORE_ARGS) as pool:
+    with Pool(workers=1, engine_core="mp", stall_timeout_s=10, **CORE_ARGS) as pool:
         outputs = pool.generate_many([f"Item {index}:" for index in range(16)], SamplingParams(max_tokens=20, ignore_eos=True))
         for output in outputs:
             timings = output.timings
@@ -91,7 +92,7 @@ def test_engine_core_in_its_own_process(fresh_run_dir: Path) -> None:
             assert len(told) == 6
             assert told == sorted(told)
         _assert_core_death_is_healed(pool)
-        _assert_stopped_core_is_replaced(pool)
+        _assert_stopped_core_is_found_out(pool)
         _assert_killed_dispatcher_leaves_nothing(pool)
     wait_for(lambda: not set(os.listdir("/dev/shm")) - shared_memory, "the removal of shared memory", 10)
 
@@ -107,30 +108,28 @@ def _assert_core_death_is_healed(pool: Pool) -> None:
     assert pool.status().state is PoolState.READY
 
 
-def _assert_stopped_core_is_replaced(pool: Pool) -> None:
+def _assert_stopped_core_is_found_out(pool: Pool) -> None:
     """The worker lives and sends its heartbeats; only that nothing is computed tells."""
-    futures = [pool.submit(f"Item {index}:", LONG) for index in range(4)]
+    for index in range(4):
+        pool.submit(f"Item {index}:", LONG)
     wait_for(lambda: pool.status().workers[0].running == 4, "four running", 60)
     for core in _engine_cores(pool.status().workers[0].pid):
         core.suspend()
-    assert [len(future.result(timeout=200).token_ids) for future in futures] == [LENGTH] * 4
-    worker = pool.status().workers[0]
-    assert worker.restarts == 2
-    assert "hangs: no token and no result for 15 s" in str(worker.last_exit)
+    wait_for(lambda: "hangs: no token and no result for 10 s" in str(pool.status().workers[0].last_exit), "the kill", 60)
 
 
 def _assert_killed_dispatcher_leaves_nothing(pool: Pool) -> None:
+    """In the middle of the next start, as soon as its engine core is there."""
+    wait_for(lambda: _engine_cores(pool.status().workers[0].pid), "the next engine core", 120)
     tree = tree_of(pool.status().pid)
-    assert _engine_cores(pool.status().workers[0].pid)
     bystander = subprocess.Popen(["sleep", "600"])
-    futures = [pool.submit(f"Item {index}:", LONG) for index in range(4)]
-    wait_for(lambda: pool.status().workers[0].running == 4, "four running", 60)
+    future = pool.submit("lost", LONG)
     os.kill(tree[0], signal.SIGKILL)
     wait_for(lambda: not [pid for pid in tree if is_alive(pid)], "the end of worker and engine core", 5)
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
-    assert all(future.exception(timeout=5) is not None for future in futures)
+    assert future.exception(timeout=5) is not None
 
 
 def _engine_cores(worker_pid: int | None) -> list[psutil.Process]:
