@@ -134,5 +134,7 @@ def _assert_killed_dispatcher_leaves_nothing(pool: Pool) -> None:
 
 def _engine_cores(worker_pid: int | None) -> list[psutil.Process]:
     """The children of a worker that run an engine core (vLLM titles them so), the resource tracker left out."""
+    if worker_pid is None:
+        return []
     children = psutil.Process(worker_pid).children(recursive=True)
     return [child for child in children if "EngineCore" in " ".join(child.cmdline())]
