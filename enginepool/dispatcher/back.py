@@ -138,8 +138,9 @@ class Back:
                 slot.progressed(now, self._start_timeout_s, text)
                 self._log(slot, text)
             case Ready():
-                self._on_ready(slot, message)
-                slot.became_ready()
+                if slot.state is WorkerState.STARTING:  # one that was asked to stop meanwhile goes on stopping
+                    self._on_ready(slot, message)
+                    slot.became_ready()
             case StartFailed(kind, text):
                 slot.failure, slot.failure_kind = text, kind
             case Goodbye(error):

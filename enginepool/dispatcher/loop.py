@@ -48,6 +48,7 @@ SLOW_TURN_S = 0.25
 FAST_TURN_S = 0.02
 WARN_EVERY_S = 10.0
 HEADER_BYTES = 1 << 20
+DRY_TURNS = 64
 MAX_UNSENT_MESSAGES = 16
 
 
@@ -326,9 +327,10 @@ class Dispatcher:
         self._back.receive(monotonic())
 
     def read_back_dry(self) -> None:
-        """Read what a worker sent before it died."""
-        while not self._back.receive(monotonic()):
-            pass
+        """Read what a worker sent before it died; others may send faster than anybody reads, so there is an end to it."""
+        for _ in range(DRY_TURNS):
+            if self._back.receive(monotonic()):
+                return
 
     def _make_spec(self, index: int) -> WorkerSpec:
         return WorkerSpec(
