@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import json
 import os
+import socket
+import struct
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+
+CLONE_NEWNET = 0x40000000
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 
 
 def customized(folder: Path, worker: str = "", everywhere: str = "") -> dict[str, str]:
@@ -22,6 +29,20 @@ def on_one_core() -> Callable[[], None]:
     """Something to run before exec: the process, and what it starts, may use the first allowed core only."""
     core = min(os.sched_getaffinity(0))
     return lambda: os.sched_setaffinity(0, {core})
+
+
+def without_network(*, loopback: bool) -> Callable[[], None]:
+    """Something to run before exec: the process, and what it starts, have no network but loopback, or not even that."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter() -> None:
+        if libc.unshare(CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "no network namespace")
+        if loopback:
+            with socket.socket() as any_socket:
+                fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+
+    return enter
 
 
 def config(folder: Path, **engine_args: object) -> str:

@@ -56,8 +56,11 @@ def check_model(settings: PoolSettings, environ: Mapping[str, str] = os.environ)
         )
     # What a cached snapshot lacks is fetched, unless the hub must not be asked.
     if place.folder is not None and place.folder.is_dir() and (place.is_path or place.is_offline):
+        shadow = (
+            "" if is_path(place.model) or not place.is_path else f"{place.folder.absolute()} goes before a hub model of that name, but "
+        )
         for fault in find_faults(place.folder, settings):
-            raise StartError(f"model {place.model}: {fault}")
+            raise StartError(f"model {place.model}: {shadow}{fault}")
 
 
 def is_path(model: str) -> bool:

@@ -145,6 +145,9 @@ def check_template_name(template: str | None, names: Sequence[str]) -> None:
         raise RefusedItem(Code.INVALID_REQUEST, f"the model has no chat template named {template!r}: {known}; give a template's text")
 
 
+_NO_NETWORK = ("ConnectError", "ConnectTimeout", "name resolution", "Network is unreachable", "Max retries exceeded", "couldn't connect to")
+
+
 def hint_for(error: BaseException) -> str:
     """What to do about a failure whose message does not say it."""
     text = str(error)
@@ -152,4 +155,8 @@ def hint_for(error: BaseException) -> str:
         return "; give all CPU workers together more with kv_cache_budget_bytes, or set a smaller max_model_len"
     if any(name in text for name in ("torchvision", "torchaudio", "torchcodec", "Could not import module")):
         return "; a companion of torch is built for another one, remove it: pip uninstall torchvision torchaudio torchcodec"
+    if any(words in text + type(error).__name__ for words in _NO_NETWORK):
+        return "; the hub can't be reached: HF_HUB_OFFLINE=1 lets a model in its cache load without, others have to be given as folders"
+    if "Unable to find interface for" in text:
+        return "; vLLM needs the loopback interface even in one process: ip link set lo up"
     return ""

@@ -50,7 +50,7 @@ def _work(spec: WorkerSpec, link: Link, recorder_fd: int) -> int:
     from enginepool.recorder import FlightRecorder
     from enginepool.worker.boot import boot, describe
     from enginepool.worker.core_watch import watch_cores
-    from enginepool.worker.engine import StartRefused
+    from enginepool.worker.engine import StartRefused, hint_for
     from enginepool.worker.feeder import Feeder, FeederLimits
 
     try:
@@ -59,7 +59,7 @@ def _work(spec: WorkerSpec, link: Link, recorder_fd: int) -> int:
         return _refuse_start(link, refused.kind, str(refused))
     except Exception as error:
         traceback.print_exc()
-        return _refuse_start(link, "engine", f"{type(error).__name__}: {error}")
+        return _refuse_start(link, "engine", f"{type(error).__name__}: {error}{hint_for(error)}")
     recorder = FlightRecorder.join(recorder_fd, engine.step_lag)
     limits = FeederLimits(max_frame_bytes=spec.max_frame_bytes, stall_s=spec.stall_timeout_s)
     feeder = Feeder(engine, link, recorder, limits, is_static=spec.is_static)
