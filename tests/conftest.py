@@ -25,6 +25,10 @@ REPO = Path(__file__).resolve().parent.parent
 ENGINEPOOL = [sys.executable, "-m", "enginepool"]
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it runs in the background, and children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several test processes (`-n`) a file stays in one of them, and all that needs real engines in one."""
     for item in items:
