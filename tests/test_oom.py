@@ -15,6 +15,7 @@ from enginepool import Code, EnginePoolWarning, Pool, PoolState, SamplingParams
 from enginepool.dispatcher.cgroup import control_folders
 from enginepool.dispatcher.oom import OomCounter, OomLedger, find_counter
 from enginepool.dispatcher.supervisor import describe_exit
+from enginepool.errors import ExitCode
 
 V1 = {
     "proc/self/mountinfo": "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
@@ -136,3 +137,28 @@ def test_worker_out_of_memory_is_told_from_one_that_somebody_killed(limited_grou
         wait_for(lambda: "by somebody: it was not for lack of memory" in str(pool.status().workers[1].last_exit), "the second exit")
     served.process.terminate()
     served.finish()
+
+
+@pytest.mark.vllm
+def test_kv_cache_is_measured_by_the_limit_of_the_real_group(limited_group: Path, serve: Serve) -> None:
+    """Two workers do not fit into it, and that is told before anything loads."""
+    served = serve("--workers", "2", preexec_fn=lambda: (limited_group / "cgroup.procs").write_text(str(os.getpid())))
+    code, stderr = served.finish()
+    assert code == ExitCode.USAGE
+    assert "the KV cache of one worker would be 50 MiB, less than 64 MiB" in stderr
+    assert "half of 200 MiB (the cgroup's memory limit)" in stderr
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        pytest.param("abc", "VLLM_CPU_KVCACHE_SPACE is 'abc'; give the GiB for all workers together", id="a word"),
+        pytest.param("-1", "VLLM_CPU_KVCACHE_SPACE is '-1'", id="below zero"),
+        pytest.param("1000000", "VLLM_CPU_KVCACHE_SPACE asks for 1000000.0 GiB of KV cache, more than the", id="more than there is"),
+    ],
+)
+def test_impossible_kv_budget_of_the_environment_is_refused_before_loading(serve: Serve, value: str, told: str) -> None:
+    code, stderr = serve("--workers", "2", env={"VLLM_CPU_KVCACHE_SPACE": value}).finish()
+    assert code == ExitCode.USAGE
+    assert told in stderr
