@@ -29,11 +29,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to wh
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """With several test processes (`-n`) a file stays in one of them, and all that needs real engines in one."""
-    for item in items:
-        group = "vllm" if item.get_closest_marker("vllm") else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+    group = "vllm" if item.get_closest_marker("vllm") else item.path.name
+    item.add_marker(pytest.mark.xdist_group(group))
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
