@@ -29,10 +29,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to wh
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several test processes (`-n`) a file stays in one of them, and all that needs real engines in one."""
-    group = "vllm" if item.get_closest_marker("vllm") else item.path.name
-    item.add_marker(pytest.mark.xdist_group(group))
+    for item in items:
+        group = "vllm" if item.get_closest_marker("vllm") else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
@@ -87,14 +88,15 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("run", numbered=True)
     os.environ["ENGINEPOOL_RUN_DIR"] = str(folder)
     os.environ.pop("ENGINEPOOL_ENDPOINT", None)
+    os.environ["SPT_NOENV"] = "1"  # or setproctitle writes its titles over the environment, and nobody of ours is found by it
     yield folder
-    wait_for(lambda: not _leftover_processes(folder), f"the end of {_leftover_processes(folder)}", 10)
+    wait_for(lambda: not processes_of(folder), f"the end of {processes_of(folder)}", 10)
     wait_for(lambda: not _leftover_threads(), f"the end of threads {_leftover_threads()}", 10)
 
 
-def _leftover_processes(folder: Path) -> list[psutil.Process]:
-    """Every process that has this session's run directory in its environment, except this one."""
-    marker = f"ENGINEPOOL_RUN_DIR={folder}".encode()
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Every process that was started with this run directory, except this one."""
+    marker = f"ENGINEPOOL_RUN_DIR={folder}\0".encode()
     found = []
     for process in psutil.process_iter():
         try:

@@ -25,6 +25,11 @@ def customized(folder: Path, worker: str = "", everywhere: str = "") -> dict[str
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(own), os.environ.get("PYTHONPATH")]))}
 
 
+def deaf_to_its_host(folder: Path) -> dict[str, str]:
+    """The environment of a pool whose dispatcher, once stopped, stays so: as one that hangs for good."""
+    return customized(folder, everywhere="from enginepool import lifeline; lifeline.signal_at_end = lambda *_: None")
+
+
 def on_one_core() -> Callable[[], None]:
     """Something to run before exec: the process, and what it starts, may use the first allowed core only."""
     core = min(os.sched_getaffinity(0))

@@ -14,7 +14,6 @@ import psutil
 from conftest import Serve, wait_for
 
 from enginepool import Pool, SamplingParams
-from enginepool.dispatcher.supervisor import kill_group
 from enginepool.make_keys import make_keys
 
 FIVE = SamplingParams(max_tokens=5)
@@ -50,20 +49,3 @@ def test_strangers_that_use_up_all_descriptors_do_not_end_the_pool(serve: Serve,
     code, stderr = served.finish()
     assert code == 0
     assert "Traceback" not in stderr
-
-
-def test_group_is_killed_also_when_nobody_in_it_can_be_looked_at() -> None:
-    reader, writer = os.pipe()
-    child = os.posix_spawn(
-        "/bin/sh", ["sh", "-c", "sleep 600 & wait"], os.environ, setpgroup=0, file_actions=[(os.POSIX_SPAWN_CLOSE, reader)]
-    )
-    os.close(writer)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (reader, limits[1]))  # not one more can be opened
-    try:
-        kill_group(child)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert os.read(reader, 1) == b""  # the other one had it too, and has ended
-    os.close(reader)

@@ -1,8 +1,9 @@
 """The supervisor: starts worker processes, watches them by pidfd, kills their groups and reaps them.
 
 A worker leads its own process group, so that whatever it has started can be found; the group is killed before the
-leader is reaped, while its number can not yet belong to anybody else. Only its resource tracker is spared: it ends by
-itself when the others are gone, and removes the shared memory that they left.
+leader is reaped, while its number can not yet belong to anybody else. Its resource tracker is in another group: it ends by
+itself when the others are gone, and removes the shared memory that they left. Should the dispatcher be killed, the kernel
+kills the groups (lifeline.py).
 """
 
 from __future__ import annotations
@@ -54,7 +55,12 @@ class WorkerProcess:
         self.index = index
         self.popen = popen
         self.pid = popen.pid
-        self.pidfd = os.pidfd_open(popen.pid)
+        self.tie = lifeline.GroupTie(popen.pid)
+        try:
+            self.pidfd = os.pidfd_open(popen.pid)
+        except BaseException:
+            self.tie.close()
+            raise
         self.log_fd = log_fd
         self.scratch = scratch
         self.recorder = recorder
@@ -62,6 +68,19 @@ class WorkerProcess:
         self.exited_at: float | None = None
         self.has_log_ended = False
         self.was_killed_by_us = False
+
+    def kill_group(self) -> None:
+        """SIGKILL to the process, which for a moment of its start is in another group, and to its group."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """It is gone, and its group with it: let go of everything."""
+        self.tie.close()
+        os.close(self.log_fd)
+        os.close(self.pidfd)
 
     def read_log(self) -> list[str]:
         """Lines that have come since the last call; never blocks."""
@@ -130,7 +149,7 @@ class Supervisor:
         process = self.processes.get(index)
         if process is not None:
             process.was_killed_by_us = True
-            kill_group(process.pid)
+            process.kill_group()
 
     def read_record(self, index: int) -> Record:
         """What the worker's flight recorder says now."""
@@ -149,7 +168,7 @@ class Supervisor:
     def dump_stacks(self, index: int) -> int:
         """Ask the processes of the worker's group that know how for the stacks of all their threads; returns how many were asked."""
         process = self.processes.get(index)
-        members = [] if process is None else [pid for pid in _members(process.pid) if _catches_dump(pid)]
+        members = [] if process is None else [pid for pid in psutil.pids() if _is_member(pid, process.pid) and _catches_dump(pid)]
         for pid in members:
             with suppress(ProcessLookupError):
                 os.kill(pid, DUMP_SIGNAL)
@@ -160,12 +179,11 @@ class Supervisor:
         process = self.processes.pop(index)
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        kill_group(process.pid)
+        process.kill_group()
         process.read_log()
         process.log.finish()
         code = process.popen.wait()
-        os.close(process.log_fd)
-        os.close(process.pidfd)
+        process.close()
         remove_scratch(process.scratch)
         record = process.recorder.read()
         process.recorder.close()
@@ -186,33 +204,10 @@ class Supervisor:
         return self._oom.ended(process.index) if code else None
 
 
-def kill_group(pgid: int) -> None:
-    """SIGKILL every process of the group but resource trackers; looks again until no new one turns up."""
-    seen: set[int] = set()
-    try:
-        while fresh := _members(pgid) - seen:
-            for pid in fresh:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            seen |= fresh
-    except OSError as error:
-        if error.errno not in OUT_OF_DESCRIPTORS:
-            raise
-        with suppress(ProcessLookupError):  # nobody can be told apart then
-            os.killpg(pgid, signal.SIGKILL)
-
-
-def _members(pgid: int) -> set[int]:
-    """The processes of a group but for resource trackers."""
-    return {pid for pid in psutil.pids() if _is_member(pid, pgid)}
-
-
 def _is_member(pid: int, pgid: int) -> bool:
     try:
-        return os.getpgid(pid) == pgid and b"multiprocessing.resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError as error:
-        if error.errno in OUT_OF_DESCRIPTORS:
-            raise
+        return os.getpgid(pid) == pgid
+    except ProcessLookupError:
         return False
 
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from enginepool import lifeline
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from enginepool.handover import WorkerSpec
     from enginepool.worker.link import Link
 
@@ -99,8 +101,27 @@ def _prepare_process(index: int) -> None:
     setproctitle.setproctitle(f"enginepool worker {index}")
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    resource_tracker.ensure_running()  # it unblocks these signals in itself, so it has to be started before they are blocked
+    _in_another_group(resource_tracker.ensure_running)  # it unblocks these signals here, so it comes before they are blocked
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
+def _in_another_group(start: Callable[[], None]) -> None:
+    """Start a process that outlives the end of our group: it tidies up behind us. A child that waits lends its group meanwhile."""
+    read_fd, write_fd = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write_fd)
+        os.read(read_fd, 1)
+        os._exit(0)
+    os.close(read_fd)
+    os.setpgid(child, child)
+    os.setpgid(0, child)
+    try:
+        start()
+    finally:
+        os.setpgid(0, 0)
+        os.close(write_fd)
+        os.waitpid(child, 0)
 
 
 def _refuse_start(link: Link, kind: str, text: str) -> int:
