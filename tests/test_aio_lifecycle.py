@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from aio_help import ENDLESS, FIVE, LOOPS, echo, eventually, run_on, until_in_hand
 from conftest import is_alive, tree_of, wait_for, wait_for_end
+from surroundings import deaf_to_its_host
 
 from enginepool import (
     AsyncPool,
@@ -301,7 +302,8 @@ def test_block_that_raises_does_not_wait_for_items() -> None:
         asyncio.run(main())
 
 
-def test_close_of_a_frozen_dispatcher_waits_on_the_loop_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_of_a_frozen_dispatcher_waits_on_the_loop_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", deaf_to_its_host(tmp_path)["PYTHONPATH"])
     monkeypatch.setattr(aio_sidecar, "KILL_WAIT_S", 0.3)
     waited: list[int | None] = []
     wait = Child.wait

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from aio_help import ENDLESS, FIVE, LOOPS, eventually, run_on, until_in_hand
 from conftest import is_alive, tree_of, wait_for
+from surroundings import deaf_to_its_host
 
 from enginepool import AsyncPool, AsyncSidecar, InvalidRequest, Output, PoolLost, SamplingParams, StartError
 from enginepool.errors import ExitCode
@@ -136,7 +137,8 @@ def test_block_that_raises_waits_for_no_item(sidecar: AsyncSidecar) -> None:
     asyncio.run(outer())
 
 
-def test_frozen_one_is_killed_hard(sidecar: AsyncSidecar, fresh_run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_one_is_killed_hard(sidecar: AsyncSidecar, fresh_run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", deaf_to_its_host(tmp_path)["PYTHONPATH"])
     monkeypatch.setattr("enginepool.client.aio_sidecar.KILL_WAIT_S", 0.2)
 
     async def main() -> None:

@@ -6,6 +6,8 @@ import os
 import signal
 from typing import Literal
 
+from enginepool import lifeline
+
 Event = Literal["none", "drain", "kill", "parent gone"]
 
 
@@ -13,7 +15,8 @@ class Signals:
     """SIGTERM, SIGHUP and the first SIGINT drain, the second SIGINT kills; a parent that dies ends everything at once.
 
     `parent_pid` is watched by pidfd (a parent-death signal would follow the parent's thread, not the process) and
-    `lifeline_fd` by end of file; an embedded dispatcher leaves SIGINT to its host.
+    `lifeline_fd` by end of file, at which the kernel also wakes a dispatcher that was stopped; an embedded one leaves SIGINT
+    to its host.
     """
 
     def __init__(self, parent_pid: int | None = None, lifeline_fd: int | None = None, *, ignore_sigint: bool = False) -> None:
@@ -26,6 +29,8 @@ class Signals:
         self._lifeline_fd = lifeline_fd
         self._is_orphan = False
         self._parent_fd: int | None = None
+        if lifeline_fd is not None:
+            lifeline.signal_at_end(lifeline_fd, signal.SIGCONT, os.getpid())
         if parent_pid is not None:
             self._watch_parent(parent_pid)
 
