@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from conftest import wait_for, wait_for_end
 
 from enginepool.demo import child, model, wheel
 from enginepool.errors import EngineMissing, ExitCode, StartError
@@ -153,7 +153,7 @@ def test_two_at_once_prepare_once(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found == [model.model_path()] * 2
 
 
-def test_a_killed_preparer_holds_the_lock_until_its_child_ended(cache: Path) -> None:
+def test_killed_preparer_takes_its_child_along_and_frees_the_lock(cache: Path) -> None:
     code = (
         "import os, sys\n"
         "from enginepool.demo import child, model\n"
@@ -161,20 +161,30 @@ def test_a_killed_preparer_holds_the_lock_until_its_child_ended(cache: Path) -> 
         "with model._locked(cache, print) as lock:\n"
         "    child.run_quietly([sys.executable, '-c', sys.argv[1], str(os.getpid())], lock)\n"
     )
-    # The grandchild kills the preparer, then lives on until the test opens the other end of the pipe.
-    hold = "import os, signal, sys; os.kill(int(sys.argv[1]), signal.SIGKILL); os.open(os.environ['GATE'], os.O_RDONLY)"
-    gate = cache.parent / "gate"
-    os.mkfifo(gate)
-    preparer = subprocess.run([sys.executable, "-c", code, hold], env=os.environ | {"GATE": str(gate)}, check=False, timeout=60)
+    note = cache.parent / "pid of the child"
+    hold = f"import os, sys, time; open({str(note)!r}, 'w').write(str(os.getpid())); os.kill(int(sys.argv[1]), 9); time.sleep(600)"
+    preparer = subprocess.run([sys.executable, "-c", code, hold], check=False, timeout=60)
     assert preparer.returncode == -signal.SIGKILL
+    wait_for_end([int(note.read_text())])
     with (cache / ".model.lock").open("w") as lock:
-        try:
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        finally:
-            # Opening the other end lets the orphan go, whatever the check found.
-            os.close(os.open(gate, os.O_WRONLY))
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_interrupted_preparer_ends_its_child(cache: Path, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    command = ["sh", "-c", f"sleep 600 & echo $! > {note}.new; mv {note}.new {note}; wait"]
+    main_thread = threading.get_ident()
+
+    def interrupt() -> None:
+        wait_for(note.exists, "the child")
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    with (tmp_path / "lock").open("w") as lock, pytest.raises(KeyboardInterrupt):
+        child.run_quietly(command, lock.fileno())
+    helper.join()
+    wait_for_end([int(note.read_text())])
 
 
 def test_wrong_sha256_is_refused_and_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Run a child quietly and tell how it ended; its output is shown only when it failed."""
+"""Run a child quietly and tell how it ended; its output is shown only when it failed. It does not outlive this process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+
+from enginepool.lifeline import GroupTie
 
 _TAIL_LINES = 12
 
@@ -13,20 +16,27 @@ _TAIL_LINES = 12
 def run_quietly(argv: Sequence[str], lock: int, env: Mapping[str, str] | None = None) -> str | None:
     """Run `argv` to its end and return None, or how it failed with the end of its output.
 
-    `lock` is a file descriptor the child inherits, so that a lock on it outlives a killed parent; `env` is added to ours.
+    `lock` is a file descriptor the child inherits, so that a lock on it holds until both have gone; `env` is added to ours.
     """
-    child = subprocess.run(
+    with subprocess.Popen(
         argv,
         env=os.environ | dict(env or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=(lock,),
-        check=False,
-    )
+        process_group=0,
+    ) as child:
+        try:
+            with closing(GroupTie(child.pid)):
+                output, _ = child.communicate()
+        except BaseException:
+            if child.returncode is None:
+                os.killpg(child.pid, signal.SIGKILL)
+            raise
     if child.returncode == 0:
         return None
-    return f"{describe_exit(child.returncode)}; the end of its output:\n{tail(child.stdout)}"
+    return f"{describe_exit(child.returncode)}; the end of its output:\n{tail(output)}"
 
 
 def describe_exit(returncode: int) -> str:
