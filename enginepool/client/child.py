@@ -20,22 +20,20 @@ KILL_WAIT_S = 5.0
 
 
 class Child:
-    """One started dispatcher. Its descriptors stay open until `release`, so that a watcher never holds a foreign one."""
+    """One dispatcher. Its descriptors stay open until `release`, so that a watcher never holds a foreign one.
 
-    def __init__(self, settings: PoolSettings) -> None:
+    Made first and started then, so that an interrupt at the very end of the start leaves nobody without what to `end`.
+    """
+
+    def __init__(self) -> None:
         self.owner_pid = os.getpid()
         self.process: subprocess.Popen[bytes] | None = None
         self.ready_fd = self.stages_fd = self.exit_fd = -1
         self._lifeline: list[int] = []  # lists, because their pop is atomic: two threads never close one number twice
         self._watched: list[int] = []
-        try:
-            self._start(settings)
-        except BaseException:
-            self.kill()
-            self.release()
-            raise
 
-    def _start(self, settings: PoolSettings) -> None:
+    def start(self, settings: PoolSettings) -> None:
+        """Start it. Whoever sees this fail or be interrupted calls `end`."""
         lifeline_read, lifeline_write = _pipe()
         self._lifeline.append(lifeline_write)
         self.ready_fd, ready_write = _pipe()

@@ -84,8 +84,14 @@ class Sidecar:
         with self._lock:
             if self._child is not None:
                 raise InvalidRequest("this Sidecar was started before; make a new one")
-            self._child = Child(self.settings)
-            weakref.finalize(self, self._child.end)
+            self._child = child = Child()
+            weakref.finalize(self, child.end)
+            try:
+                child.start(self.settings)
+            except BaseException:
+                child.end()
+                self._child = None
+                raise
 
     def wait_until_up(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Wait until the pool is up; returns its ready line.
@@ -218,7 +224,7 @@ class Sidecar:
     def kill(self) -> None:
         """End it without a word to anybody, workers included; does nothing in a forked child or when it has ended."""
         child = self._child
-        if child is not None and child.is_ours:
+        if child is not None and child.is_ours and child.process is not None:
             self._end(child)
 
     def begin_kill(self) -> None:
