@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     arguments, vllm_flags = _split(arguments)
+    if arguments[:1] != ["serve"]:
+        _raise_at_interrupt()
     Parser.is_json = arguments[:1] == ["serve"] and _wants_json(arguments[1:], os.environ)
     args = _build_parser(next(iter(arguments), "")).parse_args(arguments)
     if vllm_flags and args.command not in WITH_SETTINGS:
@@ -58,6 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
+
+
+def _raise_at_interrupt() -> None:
+    """Undo what `__main__` has done for the time of the imports; a dispatcher looks after signals by itself."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _complain(level: Literal["warning", "error"], text: str, prefix: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
+from enginepool import lifeline
 from enginepool.chat_format import RequestFormat
 from enginepool.config import PoolSettings, unknown_variables
 from enginepool.dispatcher.announce import Announcer
@@ -36,6 +37,7 @@ from enginepool.preflight.plan import choose_format, make_plan
 from enginepool.rundir import claim_endpoint
 
 Log = Callable[[str], None]
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Parent(msgspec.Struct, frozen=True):
@@ -97,10 +99,14 @@ def _open_standard_fds() -> None:
 
 
 def _make_interruptible(parent: Parent) -> None:
-    """Until the loop takes them over, signals end what may take long before it: preparing the embedded model."""
+    """Until the loop takes them over, signals end what may take long before it, preparing the embedded model; so does the parent's end."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.SIG_IGN if parent.is_embedded else signal.default_int_handler)
+    if parent.lifeline_fd is not None:
+        lifeline.signal_at_end(parent.lifeline_fd, signal.SIGTERM, os.getpid())
+    if parent.pid is not None and os.getppid() != parent.pid:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: LogWriter, log: Log, pid: int) -> ExitCode:
@@ -114,8 +120,10 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
     sweep_scratch()
     plan = make_plan(settings, packages, read_machine(), os.environ)
     trace = None if settings.trace is None else TraceWriter(settings.trace, log)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # an interrupt now would leave files behind
     claim = claim_endpoint(settings.endpoint, pool_id, keys=settings.keys)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         model, name = _resolve_model(settings, log)
         dispatcher = Dispatcher(
             settings,
@@ -137,6 +145,7 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
             log(line)
         return dispatcher.run()
     finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         claim.release()
 
 
