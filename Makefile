@@ -34,7 +34,7 @@ docs:
 
 unit:
 	$(BIN)/python -m enginepool.demo.model
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2
 
 bench: install
 	$(BIN)/python bench/dispatch.py

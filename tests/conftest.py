@@ -29,11 +29,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to wh
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several test processes (`-n`) a file stays in one of them, and all that needs real engines in one."""
-    for item in items:
-        group = "vllm" if item.get_closest_marker("vllm") else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several test processes (`-n`) a file stays in one of them, and nearly all that needs real engines in one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "vllm" if "/test_vllm" in file or "::test_vllm_example" in nodeid else file
+
+    return Scheduling(config, log)
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
