@@ -63,8 +63,12 @@ class RawPeer:
 
     def hear(self) -> bytes:
         """The header of the next answer."""
+        return self.hear_all()[0]
+
+    def hear_all(self) -> list[bytes]:
+        """The next answer, header and payloads."""
         assert self.socket.poll(int(ANSWER_S * 1000)), "no answer"
-        return self.socket.recv_multipart()[0]
+        return self.socket.recv_multipart()
 
     def introduce(self) -> None:
         """Be let in."""
