@@ -12,8 +12,8 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from enginepool.endpoint import check_endpoint, check_target
@@ -83,6 +83,10 @@ class Claim:
         for address in (endpoint, self.back):
             if address.startswith("ipc://"):
                 os.chmod(address.removeprefix("ipc://"), 0o600)
+        with folder_locked(self._folder):
+            self._publish_secret(endpoint)
+
+    def _publish_secret(self, endpoint: str) -> None:
         self._secret_path = beside(endpoint, self._folder, "secret")
         draft = self._lock_path.with_suffix(".draft")
         draft.unlink(missing_ok=True)
@@ -93,6 +97,12 @@ class Claim:
 
     def release(self) -> None:
         """Remove what this claim made; the lock's file goes last, while it is still held."""
+        with ExitStack() as stack:
+            with suppress(OSError):  # the folder may have gone
+                stack.enter_context(folder_locked(self._folder))  # nobody claims or sweeps files that go under their eyes
+            self._remove_files()
+
+    def _remove_files(self) -> None:
         sockets = [Path(item.removeprefix("ipc://")) for item in (self.endpoint, self.back) if item.startswith("ipc://")]
         for path in [*sockets, *filter(None, [self._secret_path]), self._lock_path]:
             path.unlink(missing_ok=True)
@@ -185,7 +195,19 @@ def _foreign_file(endpoint: str, folder: Path) -> Path | None:
     path = Path(endpoint.removeprefix("ipc://"))
     forms = {"back": Path.is_socket, "lock": is_lock, "secret": is_secret, "draft": is_draft}
     files = [(path, Path.is_socket), *((beside(endpoint, folder, suffix), form) for suffix, form in forms.items())]
-    return next((file for file, is_ours in files if os.path.lexists(file) and (file.is_symlink() or not is_ours(file))), None)
+    return next((file for file, is_ours in files if _is_foreign(file, is_ours)), None)
+
+
+def _is_foreign(file: Path, is_ours: Callable[[Path], bool]) -> bool:
+    """A file that changes or goes while it is looked at belongs to a pool that starts or ends beside us."""
+    with suppress(FileNotFoundError):
+        while True:
+            seen = file.lstat()
+            if not stat.S_ISLNK(seen.st_mode) and is_ours(file):
+                return False
+            if os.path.samestat(seen, file.lstat()):
+                return True
+    return False
 
 
 def _refuse_open_folder(endpoint: str) -> None:
@@ -217,6 +239,13 @@ def _lock_path(endpoint: str, folder: Path) -> Path:
     return beside(endpoint, folder, f"{os.getpid()}.lock" if is_any_port else "lock")
 
 
+def _read_holder(path: Path) -> str:
+    """The pid in a lock; its holder may have gone since, or be about to write it."""
+    with suppress(OSError):
+        return path.read_text(errors="replace").strip() or "unknown"
+    return "unknown"
+
+
 def _take_lock(path: Path, endpoint: str) -> int:
     try:
         fd = lock_file(path)
@@ -224,7 +253,7 @@ def _take_lock(path: Path, endpoint: str) -> int:
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         return fd
     except BlockingIOError:
-        holder = path.read_text(errors="replace").strip() or "unknown"
+        holder = _read_holder(path)
         raise EndpointInUse(f"{endpoint} is held by the pool with pid {holder}; stop it or choose another --endpoint") from None
     except OSError as error:
         raise SettingsError(f"endpoint {endpoint}: {path}: {error.strerror}") from None

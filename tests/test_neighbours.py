@@ -35,7 +35,9 @@ def test_pools_started_at_the_same_instant_get_endpoints_of_their_own(serve: Ser
     configs = {False: config(tmp_path / "short", max_model_len=10), True: config(tmp_path / "long")}
     for _ in range(3):
         served = {takes_long: serve("--engine", "echo", "--workers", "2", "--config", path) for takes_long, path in configs.items()}
-        endpoints = {takes_long: json.loads(one.ready_line())["endpoint"] for takes_long, one in served.items()}
+        lines = {takes_long: json.loads(one.ready_line()) for takes_long, one in served.items()}
+        assert [line.get("error") for line in lines.values()] == [None, None]
+        endpoints = {takes_long: line["endpoint"] for takes_long, line in lines.items()}
         assert len(set(endpoints.values())) == 2
         for takes_long, endpoint in endpoints.items():
             with Pool.connect(endpoint) as pool:

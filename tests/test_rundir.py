@@ -6,11 +6,13 @@ import os
 import re
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from enginepool import rundir
 from enginepool.errors import EndpointInUse, ExitCode, NoDispatcher, SettingsError
 from enginepool.rundir import Claim, claim_endpoint, default_endpoint, make_run_dir, read_secret, run_dir
 
@@ -144,6 +146,54 @@ def test_claim_beside_a_file_of_the_users_is_refused_and_touches_nothing(environ
         claim_endpoint(f"ipc://{tmp_path}/data", "pool-1", environ)
     assert precious.read_text() == "precious"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("data")] == [precious.name]
+
+
+def test_claim_beside_a_pool_that_is_just_publishing_is_not_taken_for_foreign(environ: dict[str, str]) -> None:
+    """Its draft becomes the secret while a newcomer looks at the files; what has gone is nobody's."""
+    folder = rundir.make_run_dir(environ)
+    endpoint = f"ipc://{folder}/default.sock"
+    draft, secret = (rundir.beside(endpoint, folder, suffix) for suffix in ("draft", "secret"))
+    is_over = threading.Event()
+
+    def publish() -> None:
+        while not is_over.is_set():
+            draft.write_bytes(b"x" * 32)
+            draft.rename(secret)
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    try:
+        for _ in range(3000):
+            rundir.refuse_foreign_files(endpoint, folder)
+    finally:
+        is_over.set()
+        publisher.join()
+
+
+def test_claim_beside_pools_that_are_just_ending(environ: dict[str, str]) -> None:
+    """They remove their files without a word to the newcomer, who sweeps the same folder."""
+    folder = rundir.make_run_dir(environ)
+    is_over = threading.Event()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            claim = claim_endpoint(f"ipc://{folder}/brief.sock", "brief", environ)
+            claim.back = f"ipc://{folder}/brief.sock.back"
+            for address in (claim.endpoint, claim.back):
+                with socket.socket(socket.AF_UNIX) as bound:
+                    bound.bind(address.removeprefix("ipc://"))
+            claim.publish(claim.endpoint)
+            claim.release()
+
+    brief = threading.Thread(target=come_and_go)
+    brief.start()
+    try:
+        for _ in range(400):
+            claim_endpoint(None, "mine", environ).release()
+        assert brief.is_alive()
+    finally:
+        is_over.set()
+        brief.join()
 
 
 def test_claim_of_a_folder_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
