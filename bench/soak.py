@@ -228,7 +228,7 @@ def _grouped(causes: Counter[str]) -> Counter[str]:
     """Without pids, lease numbers and paths, so that equal causes are one line."""
     grouped: Counter[str] = Counter()
     for cause, count in causes.items():
-        text = re.sub(r"oom_kill in \S+ is still \d+", "oom_kill has not risen", cause)
+        text = re.sub(r"oom_kill is still \d+", "oom_kill has not risen", cause)
         grouped[re.sub(r"with \d+ items", "with n items", text)[:110]] += count
     return grouped
 

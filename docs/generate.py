@@ -113,11 +113,11 @@ CODE_MEANINGS = {
     Code.RESULT_TOO_LARGE: "the result is over `max_frame_bytes`; ask for fewer logprobs or tokens",
     Code.ABORTED: "the caller cancelled it or went away",
     Code.DEADLINE_EXCEEDED: "its `deadline_s` passed",
-    Code.TIMEOUT: "the call's `timeout_s` passed",
+    Code.TIMEOUT: "the call's `timeout_s` passed; or the engine took the item in for longer than `admit_timeout_s`, or gave it no token for `stall_timeout_s`",
     Code.OVERLOADED: "the backlog is full, or this client's share of it",
     Code.DRAINING: "the pool is stopping: not accepted, or not finished in time",
     Code.ENGINE_ERROR: "vLLM gave the item up for a reason of its own (`finish_reason` error)",
-    Code.WORKER_LOST: "it ran alone in a worker that died, after an earlier death",
+    Code.WORKER_LOST: "it was found to kill workers, or it was a stream that had begun when its worker died",
     Code.POOL_LOST: "all workers have failed for good",
     Code.UNREADABLE_RESULT: "the client could not read what came back: other versions, or a broken worker",
 }

@@ -65,7 +65,7 @@ def test_stopped_worker_is_killed_at_the_silence_limit_and_its_late_answers_chan
         assert all(output.ok for output in outputs)
         assert [str(output.text)[:9] for output in outputs] == [f"item {index:04}" for index in range(40)]
         (told,) = _last_exits(pool)
-        assert re.fullmatch(r"was killed, for it hangs: no heartbeat for \d\.\d s \(mute_timeout_s\), none of its threads runs", told)
+        assert re.fullmatch(r"was killed, for it hangs: no heartbeat for \d\.\d s \(mute_timeout_s\), and no processor time used", told)
         assert not is_alive(victim)
 
 

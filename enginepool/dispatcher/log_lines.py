@@ -16,6 +16,11 @@ _OWN = re.compile(r"(warning|error): ")
 _LEVELS: dict[str, Level] = {"WARNING": "warning", "ERROR": "error", "CRITICAL": "error", "warning": "warning", "error": "error"}
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 item, 2 items."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def text_line(now: float, level: Level, worker: int | None, pid: int | None, text: str) -> str:
     """Local time, role, pid, text, anew for each line of a long text; the text says itself where it is a warning."""
     del level

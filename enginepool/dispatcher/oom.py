@@ -72,7 +72,7 @@ class OomLedger:
             return UNKNOWN
         before = max(self._at_start.get(index, 0), self._explained)
         if now <= before:
-            return Verdict(False, f"by somebody: it was not for lack of memory, oom_kill in {self._counter.path} is still {now}")
+            return Verdict(False, f"by somebody, not for lack of memory: oom_kill is still {now}")
         self._explained = before + 1
         limit = "" if self._counter.limit_bytes is None else f"; the memory limit is {format_bytes(self._counter.limit_bytes)}"
         return Verdict(True, f"out of memory: oom_kill in {self._counter.path} rose from {before} to {now}{limit}")

@@ -11,6 +11,7 @@ from enginepool.clock import monotonic
 from enginepool.config import PoolSettings
 from enginepool.dispatcher.back import Back
 from enginepool.dispatcher.desk import Desk, Fate
+from enginepool.dispatcher.log_lines import counted
 from enginepool.dispatcher.observer import Observer
 from enginepool.dispatcher.roster import Roster, Slot
 from enginepool.dispatcher.supervisor import Exit, Supervisor, WorkerProcess
@@ -189,6 +190,8 @@ def _mask_of(pid: int) -> list[int]:
 
 
 def _next_step(slot: Slot, now: float) -> str:
+    if slot.state is WorkerState.FAILED:
+        return "given up: max_restarts is spent, or it refused its start; only a new pool brings it back"
     return f"restart in {slot.start_at - now:.1f} s" if slot.state is WorkerState.BACKOFF else slot.state.value
 
 
@@ -215,9 +218,9 @@ def _death(slot: Slot, ended: Exit, how: str) -> Death:
 
 def _tell(fate: Fate) -> str:
     parts = [
-        f"{fate.num_retried} items go back to the queue" if fate.num_retried else "",
-        f"{fate.num_apart} suspects will run apart" if fate.num_apart else "",
-        f"{fate.num_failed} failed" if fate.num_failed else "",
+        f"{counted(fate.num_retried, 'item')} to run again elsewhere" if fate.num_retried else "",
+        f"{counted(fate.num_apart, 'suspect')} to run apart" if fate.num_apart else "",
+        f"{counted(fate.num_failed, 'item')} failed as worker_lost or timeout" if fate.num_failed else "",
     ]
     told = ", ".join(filter(None, parts))
     return f"; {told}" if told else ""

@@ -82,7 +82,7 @@ class Watch:
             return Hang.MUTE
         if record.admitting is not None:
             return Hang.ADMIT if self.admission_s >= self._limits.admit_s else None
-        if self.silence_s >= self._limits.stall_s:
+        if self.silence_s >= max(self._limits.mute_s, self._limits.stall_s):
             return Hang.MUTE
         return Hang.STALL if self.stall_s >= self._limits.stall_s else None
 

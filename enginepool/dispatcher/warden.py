@@ -6,6 +6,7 @@ from typing import Protocol
 
 from enginepool.config import PoolSettings
 from enginepool.dispatcher.desk import Desk
+from enginepool.dispatcher.log_lines import counted
 from enginepool.dispatcher.roster import Roster, Slot
 from enginepool.dispatcher.supervisor import Supervisor
 from enginepool.dispatcher.vigil import AwakeClock, Hang, Limits, Watch
@@ -76,8 +77,8 @@ class Warden:
     def _story(self, hang: Hang, in_hand: int, silence_s: float) -> str:
         match hang:
             case Hang.MUTE:
-                return f"hangs: no heartbeat for {silence_s:.1f} s (mute_timeout_s), none of its threads runs"
+                return f"hangs: no heartbeat for {silence_s:.1f} s (mute_timeout_s), and no processor time used"
             case Hang.ADMIT:
                 return f"hangs: it has been taking one item in for {self._limits.admit_s:g} s (admit_timeout_s)"
             case Hang.STALL:
-                return f"hangs: no token and no result for {self._stall_s:g} s with {in_hand} items in hand (stall_timeout_s)"
+                return f"hangs: no token and no result for {self._stall_s:g} s with {counted(in_hand, 'item')} in hand (stall_timeout_s)"
