@@ -113,7 +113,8 @@ CODE_MEANINGS = {
     Code.RESULT_TOO_LARGE: "the result is over `max_frame_bytes`; ask for fewer logprobs or tokens",
     Code.ABORTED: "the caller cancelled it or went away",
     Code.DEADLINE_EXCEEDED: "its `deadline_s` passed",
-    Code.TIMEOUT: "the call's `timeout_s` passed; or the engine took the item in for longer than `admit_timeout_s`, or gave it no token for `stall_timeout_s`",
+    Code.TIMEOUT: "the call's `timeout_s` passed; or taking the item in took longer than `admit_timeout_s`, or it got no token for "
+    "`stall_timeout_s`",
     Code.OVERLOADED: "the backlog is full, or this client's share of it",
     Code.DRAINING: "the pool is stopping: not accepted, or not finished in time",
     Code.ENGINE_ERROR: "vLLM gave the item up for a reason of its own (`finish_reason` error)",
