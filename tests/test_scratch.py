@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,18 @@ def test_pool_leaves_no_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with Pool(engine="echo", workers=2):
         assert len(list(tmp_path.glob("enginepool-*-w*"))) == 2
     assert list(tmp_path.glob("enginepool-*-w*")) == []
+
+
+def test_sweep_beside_another_one_does_not_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one removes each folder between the look at its name and the look at its owner."""
+    folder = tmp_path / "enginepool-99999999-wabc"
+    folder.mkdir()
+    lstat = Path.lstat
+
+    def removed_first(path: Path) -> os.stat_result:
+        if path == folder and folder.exists():
+            folder.rmdir()
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", removed_first)
+    assert sweep_scratch(tmp_path) == 0

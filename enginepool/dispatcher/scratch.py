@@ -30,7 +30,15 @@ def sweep_scratch(temp: Path | None = None) -> int:
     count = 0
     for folder in Path(temp or tempfile.gettempdir()).glob("enginepool-*-w*"):
         match = _NAME.match(folder.name)
-        if match and not Path(f"/proc/{match[1]}").exists() and folder.lstat().st_uid == os.getuid():
+        if match and not Path(f"/proc/{match[1]}").exists() and _is_mine(folder):
             remove_scratch(folder)
             count += 1
     return count
+
+
+def _is_mine(folder: Path) -> bool:
+    """Another dispatcher may just be sweeping it."""
+    try:
+        return folder.lstat().st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
