@@ -14,7 +14,7 @@ from enginepool.recorder import Record
 from enginepool.status import WorkerState
 
 DUMP_GRACE_S = 1.0
-STALL_GRACE_S = 1.0
+STALL_GRACE_S = 3.0
 
 
 class Teller(Protocol):
