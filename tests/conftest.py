@@ -198,7 +198,8 @@ class Served:
 
     def ready_line(self) -> str:
         """Everything written to the ready descriptor until its end."""
-        with os.fdopen(self.ready_fd) as file:
+        read_fd, self.ready_fd = self.ready_fd, -1
+        with os.fdopen(read_fd) as file:
             return file.read()
 
     def finish(self, timeout_s: float = 30) -> tuple[int, str]:
@@ -214,10 +215,13 @@ class Served:
         return self._output
 
     def end(self) -> None:
-        """Make sure that it is gone."""
+        """Make sure that it is gone, and its descriptors with it."""
         if self.process.poll() is None:
             self.process.kill()
         self.finish()
+        if self.ready_fd != -1:
+            os.close(self.ready_fd)
+            self.ready_fd = -1
 
 
 Serve = Callable[..., Served]

@@ -16,7 +16,7 @@ from conftest import wait_for, worker_pids
 from enginepool import Pool, PoolState, SamplingParams
 from enginepool.dispatcher.descriptors import raised_limit
 
-LOW = 128
+LOW = 256
 FIVE = SamplingParams(max_tokens=5)
 
 
