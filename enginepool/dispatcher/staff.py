@@ -191,7 +191,7 @@ def _mask_of(pid: int) -> list[int]:
 
 def _next_step(slot: Slot, now: float) -> str:
     if slot.state is WorkerState.FAILED:
-        return "given up: max_restarts is spent, or it refused its start; only a new pool brings it back"
+        return "given up: it refused its start" if slot.failure_kind else "given up: max_restarts is spent, only a new pool brings it back"
     return f"restart in {slot.start_at - now:.1f} s" if slot.state is WorkerState.BACKOFF else slot.state.value
 
 

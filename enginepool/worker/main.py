@@ -67,10 +67,10 @@ def _work(spec: WorkerSpec, link: Link, recorder_fd: int) -> int:
     feeder = Feeder(engine, link, recorder, limits, is_static=spec.is_static)
     link.load = lambda: feeder.load
     link.become_ready()
-    link.send(describe(engine))
-    watch_cores(engine.core_pids, lambda what: _leave(link, what))
     capacity = engine.info.max_num_seqs
     link.send(Window(capacity, max(1, capacity // 16)))
+    link.send(describe(engine))
+    watch_cores(engine.core_pids, lambda what: _leave(link, what))
     try:
         feeder.run()
     except Exception as error:
