@@ -25,6 +25,11 @@ def customized(folder: Path, worker: str = "", everywhere: str = "") -> dict[str
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(own), os.environ.get("PYTHONPATH")]))}
 
 
+def gated(folder: Path, gate: Path) -> dict[str, str]:
+    """The environment of a pool whose workers don't start while a file of this name is there."""
+    return customized(folder, worker=f"import os, time\nwhile os.path.exists({str(gate)!r}): time.sleep(0.01)")
+
+
 def deaf_to_its_host(folder: Path) -> dict[str, str]:
     """The environment of a pool whose dispatcher, once stopped, stays so: as one that hangs for good."""
     return customized(folder, everywhere="from enginepool import lifeline; lifeline.signal_at_end = lambda *_: None")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import Serve, wait_for
+from surroundings import config, gated
 
-from enginepool import Output, Pool, PoolState, SamplingParams, WorkerState
+from enginepool import Code, Output, Pool, PoolState, SamplingParams, WorkerState
+from enginepool.errors import ExitCode
 
 LONG = SamplingParams(max_tokens=60)
 Kill = Callable[[int], None]
@@ -93,6 +96,34 @@ def test_worker_that_ends_by_itself_once_costs_nobody_anything(pool: Pool, tmp_p
     assert any(told in str(worker.last_exit) for worker in pool.status().workers)
 
 
+@pytest.mark.parametrize(
+    ("kill", "told", "after_s"),
+    [pytest.param(*way.values, 0.05 * index, id=f"{way.id} after {0.05 * index:.2f} s") for index, way in enumerate(FROM_OUTSIDE)],
+)
+def test_worker_that_dies_while_it_starts_again_is_started_once_more(pool: Pool, kill: Kill, told: str, after_s: float) -> None:
+    """Before its first word, and in the middle of the start."""
+    before = pool.status().workers[1].restarts
+    os.kill(_pid(pool, 1), signal.SIGKILL)
+    wait_for(lambda: pool.status().workers[1].restarts == before + 1, "the restart")
+    future = pool.submit("item", LONG)
+    threading.Event().wait(after_s)  # the moment of the fault, not a condition
+    kill(_pid(pool, 1))
+    wait_for(lambda: pool.status().workers[1].restarts == before + 2, "the next restart")
+    wait_for(lambda: pool.status().state is PoolState.READY, "the recovery")
+    assert told in str(pool.status().workers[1].last_exit)
+    assert _is_own(future.result(timeout=30), "item")
+
+
+@pytest.mark.parametrize(("kill", "told"), FROM_OUTSIDE)
+def test_both_workers_dying_at_once_lose_nothing(pool: Pool, kill: Kill, told: str) -> None:
+    futures = [pool.submit(f"item {index}", LONG) for index in range(16)]
+    wait_for(lambda: all(worker.in_flight for worker in pool.status().workers), "work for both")
+    for pid in [_pid(pool, index) for index in range(2)]:
+        kill(pid)
+    assert all(_is_own(future.result(timeout=30), f"item {index}") for index, future in enumerate(futures))
+    assert all(told in str(worker.last_exit) for worker in pool.status().workers)
+
+
 def test_sigterm_to_a_worker_changes_nothing(pool: Pool) -> None:
     pids = [_pid(pool, index) for index in range(2)]
     futures = [pool.submit(f"item {index}", LONG) for index in range(8)]
@@ -115,9 +146,11 @@ def test_death_while_the_other_worker_starts_loses_nothing(pool: Pool) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_worker_killed_again_and_again_while_it_starts_loses_nothing(pool: Pool, seed: int) -> None:
     futures = [pool.submit(f"item {index}", LONG) for index in range(12)]
+    killed: set[int | None] = {None}
     for turn in range(4):
         index = (seed + turn) % 2
-        wait_for(lambda index=index: pool.status().workers[index].pid, "a process")  # type: ignore[misc]
+        wait_for(lambda index=index: pool.status().workers[index].pid not in killed, "a fresh process")  # type: ignore[misc]
+        killed.add(_pid(pool, index))
         os.kill(_pid(pool, index), signal.SIGKILL)
     assert all(_is_own(future.result(timeout=60), f"item {index}") for index, future in enumerate(futures))
 
@@ -141,6 +174,79 @@ def test_death_in_a_drain_is_made_up_for_and_the_exit_is_clean(serve: Serve, tmp
     assert max(output.attempts for output in outputs) == 2
     code, _ = served.finish()
     assert code == 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param({"fault": "exit", "code": 0}, id="exit 0"),
+        pytest.param({"fault": "exit"}, id="exit 9"),
+        pytest.param({"fault": "raise"}, id="exception out of a step"),
+    ],
+)
+def test_worker_that_ends_by_itself_in_a_drain_is_made_up_for(serve: Serve, tmp_path: Path, fault: dict[str, object]) -> None:
+    served = serve("--engine", "echo", "--backoff-s", "0.01", "--config", config(tmp_path, step_s=0.005))
+    served.ready_line()
+    once = SamplingParams(max_tokens=100, extra_args={"at": 60, "once": str(tmp_path / "once")} | fault)
+    with Pool.connect() as pool:
+        futures = [pool.submit(f"item {index}", once if index == 2 else LONG) for index in range(6)]
+        wait_for(lambda: pool.status().in_flight == 6, "work in hand")
+        served.process.terminate()
+        wait_for(lambda: pool.status().state is PoolState.DRAINING, "the drain")
+        assert not (tmp_path / "once").exists()
+        assert all(_is_own(future.result(timeout=30), f"item {index}") for index, future in enumerate(futures))
+    assert served.finish()[0] == ExitCode.OK
+
+
+def test_drain_that_begins_while_the_only_worker_starts_again_finishes_what_waits(serve: Serve, tmp_path: Path) -> None:
+    served = serve("--engine", "echo", "--backoff-s", "0.01", "--config", config(tmp_path, start_s=0.3))
+    served.ready_line()
+    with Pool.connect() as pool:
+        os.kill(_pid(pool, 0), signal.SIGKILL)
+        wait_for(lambda: pool.status().workers[0].restarts == 1, "the restart")
+        futures = [pool.submit(f"item {index}", LONG) for index in range(6)]
+        wait_for(lambda: pool.status().backlog == 6, "items that wait")
+        served.process.terminate()
+        assert all(_is_own(future.result(timeout=30), f"item {index}") for index, future in enumerate(futures))
+    assert served.finish()[0] == ExitCode.OK
+
+
+def test_drain_at_its_limit_with_no_worker_left_returns_the_rest(serve: Serve, tmp_path: Path) -> None:
+    gate = tmp_path / "shut"
+    served = serve("--engine", "echo", "--drain-timeout-s", "0.3", "--backoff-s", "0.01", env=gated(tmp_path, gate))
+    served.ready_line()
+    with Pool.connect() as pool:
+        gate.touch()
+        os.kill(_pid(pool, 0), signal.SIGKILL)
+        wait_for(lambda: pool.status().workers[0].restarts == 1, "the restart")
+        future = pool.submit("item", LONG)
+        wait_for(lambda: pool.status().backlog == 1, "an item that waits")
+        served.process.terminate()
+        error = future.result(timeout=30).error
+    assert error is not None
+    assert error.code is Code.DRAINING
+    assert served.finish()[0] == ExitCode.DRAIN_LIMIT
+
+
+def test_batch_of_a_dead_worker_runs_in_another_one() -> None:
+    with Pool(engine="echo", workers=2, step_s=0.005, batch_size=4, batch_timeout_s=0.05) as pool:
+        futures = [pool.submit(f"item {index}", LONG) for index in range(8)]
+        wait_for(lambda: [worker.in_flight for worker in pool.status().workers] == [4, 4], "a batch for each")
+        os.kill(_pid(pool, 0), signal.SIGKILL)
+        outputs = [future.result(timeout=30) for future in futures]
+    assert all(_is_own(output, f"item {index}") for index, output in enumerate(outputs))
+    assert sorted(output.attempts for output in outputs) == [1] * 4 + [2] * 4
+
+
+def test_worker_that_is_stopped_in_the_shutdown_is_killed_at_its_limit(serve: Serve) -> None:
+    served = serve("--engine", "echo", "--workers", "2", "--shutdown-timeout-s", "0.3")
+    served.ready_line()
+    with Pool.connect() as pool:
+        os.kill(_pid(pool, 0), signal.SIGSTOP)
+    served.process.terminate()
+    code, stderr = served.finish()
+    assert code == ExitCode.OK
+    assert "killing them" in stderr
 
 
 def test_death_in_the_shutdown_is_no_failure(serve: Serve, tmp_path: Path) -> None:
