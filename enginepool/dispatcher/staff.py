@@ -198,6 +198,8 @@ def _next_step(slot: Slot, now: float) -> str:
 def _how_it_ended(slot: Slot, ended: Exit) -> str:
     if _hang_of(slot, ended) is not None:
         return f"was killed, for it {slot.hang_text}"
+    if slot.failure is not None:  # its start was refused, or ended by us
+        return f"{ended.how}: {slot.failure}"
     return f"{ended.how} after {slot.farewell}" if slot.farewell else ended.how
 
 
