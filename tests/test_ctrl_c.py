@@ -8,13 +8,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import psutil
 import pytest
-from conftest import Served, is_alive, wait_for
+from conftest import Serve, is_alive, wait_for
 from leftovers import WORK, Host, Place
+from surroundings import customized
 
 from enginepool import Pool, SamplingParams
 from enginepool.client import child, sidecar
@@ -43,8 +45,8 @@ def _interrupt(pid: int, has_ended: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_serve_interrupted_at_a_random_moment_leaves_nothing(place: Place, seed: int) -> None:
-    served = Served("--engine", "echo", "--workers", "2", env=place.environment, preexec_fn=os.setpgrp)
+def test_serve_interrupted_at_a_random_moment_leaves_nothing(serve: Serve, place: Place, seed: int) -> None:
+    served = serve("--engine", "echo", "--workers", "2", env=place.environment, preexec_fn=os.setpgrp)
     threading.Event().wait(random.Random(seed).uniform(0, LATEST_S))  # the moment of the fault, not a condition
     _interrupt(served.pid, lambda: served.process.poll() is not None)
     code, stderr = served.finish()
@@ -62,8 +64,8 @@ def test_host_interrupted_at_a_random_moment_leaves_nothing(place: Place, seed: 
     place.wait_until_empty()
 
 
-def test_serve_interrupted_once_ends_well_with_what_it_has_begun(place: Place) -> None:
-    served = Served("--engine", "echo", "--workers", "2", env=place.environment, preexec_fn=os.setpgrp)
+def test_serve_interrupted_once_ends_well_with_what_it_has_begun(serve: Serve, place: Place) -> None:
+    served = serve("--engine", "echo", "--workers", "2", env=place.environment, preexec_fn=os.setpgrp)
     served.ready_line()
     with Pool.connect(place.endpoint) as pool:
         futures = [pool.submit("begun", SamplingParams(max_tokens=5)) for _ in range(200)]
@@ -72,6 +74,47 @@ def test_serve_interrupted_once_ends_well_with_what_it_has_begun(place: Place) -
         assert all(future.result(timeout=20).ok for future in futures)
     assert served.finish()[0] == ExitCode.OK
     place.wait_until_empty()
+
+
+SWALLOWING = """
+import os, time
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "enginepool.serve":
+            open({reached!r}, "w").close()
+            try:
+                time.sleep(5)
+            except KeyboardInterrupt:
+                pass
+sys.meta_path.insert(0, Finder())
+"""
+SLOW_CLAIM = """
+import time
+from enginepool import rundir
+take = rundir.lock_file
+def slowly(path):
+    fd = take(path)
+    open({reached!r}, "w").close()
+    time.sleep(0.5)
+    return fd
+rundir.lock_file = slowly
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [pytest.param(SWALLOWING, -signal.SIGINT, id="in an import"), pytest.param(SLOW_CLAIM, ExitCode.INTERRUPTED, id="taking its endpoint")],
+)
+def test_serve_interrupted_at_a_bad_moment_ends_and_leaves_nothing(serve: Serve, tmp_path: Path, code: str, exit_code: int) -> None:
+    """Where an exception would be swallowed, or leave a file."""
+    own, reached = Place(tmp_path), tmp_path / "reached"
+    environment = own.environment | customized(tmp_path / "temp", everywhere=code.format(reached=str(reached)))
+    served = serve("--engine", "echo", env=environment)
+    wait_for(reached.exists, "the moment")
+    served.process.send_signal(signal.SIGINT)
+    assert served.finish(15)[0] == exit_code
+    own.wait_until_deserted()
+    assert not own.run.exists() or not list(own.run.iterdir())
 
 
 class Interruption:

@@ -12,10 +12,10 @@ import pytest
 from conftest import Serve, wait_for
 from surroundings import config, gated
 
-from enginepool import Code, Output, Pool, PoolState, SamplingParams, WorkerState
+from enginepool import Code, Output, OutputFuture, Pool, PoolState, SamplingParams, WorkerState
 from enginepool.errors import ExitCode
 
-LONG = SamplingParams(max_tokens=60)
+LONG = SamplingParams(max_tokens=100)
 Kill = Callable[[int], None]
 
 
@@ -34,8 +34,8 @@ FROM_OUTSIDE = [
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Pool]:
-    """Two workers that may die as often as they like."""
-    with Pool(engine="echo", workers=2, step_s=0.005, max_num_seqs=4, max_restarts=1000, restart_window_s=0.5, backoff_s=0.01) as pool:
+    """Two workers that may die as often as they like, each with room for eight items."""
+    with Pool(engine="echo", workers=2, step_s=0.005, max_num_seqs=8, max_restarts=1000, restart_window_s=0.5, backoff_s=0.01) as pool:
         yield pool
 
 
@@ -50,6 +50,19 @@ def _pid(pool: Pool, index: int) -> int:
     pid = pool.status().workers[index].pid
     assert pid is not None
     return pid
+
+
+def _in_both_hands(pool: Pool, count: int, params: SamplingParams = LONG) -> list[OutputFuture]:
+    """Submit items, of which each worker holds some now; anew where they were done before anybody looked."""
+    futures: list[OutputFuture] = []
+
+    def is_seen() -> bool:
+        if all(future.done() for future in futures):
+            futures[:] = [pool.submit(f"item {index}", params) for index in range(count)]
+        return all(worker.in_flight for worker in pool.status().workers)
+
+    wait_for(is_seen, "work in both hands")
+    return futures
 
 
 def _is_own(output: Output, prompt: str) -> bool:
@@ -68,8 +81,7 @@ def test_idle_worker_that_dies_comes_back(pool: Pool, kill: Kill, told: str) -> 
 
 @pytest.mark.parametrize(("kill", "told"), FROM_OUTSIDE)
 def test_item_of_a_dead_worker_runs_in_another_one(pool: Pool, kill: Kill, told: str) -> None:
-    futures = [pool.submit(f"item {index}", LONG) for index in range(8)]
-    wait_for(lambda: all(worker.in_flight for worker in pool.status().workers), "work for both")
+    futures = _in_both_hands(pool, 8)
     kill(_pid(pool, 0))
     outputs = [future.result(timeout=30) for future in futures]
     assert all(_is_own(output, f"item {index}") for index, output in enumerate(outputs))
@@ -116,8 +128,7 @@ def test_worker_that_dies_while_it_starts_again_is_started_once_more(pool: Pool,
 
 @pytest.mark.parametrize(("kill", "told"), FROM_OUTSIDE)
 def test_both_workers_dying_at_once_lose_nothing(pool: Pool, kill: Kill, told: str) -> None:
-    futures = [pool.submit(f"item {index}", LONG) for index in range(16)]
-    wait_for(lambda: all(worker.in_flight for worker in pool.status().workers), "work for both")
+    futures = _in_both_hands(pool, 16)
     for pid in [_pid(pool, index) for index in range(2)]:
         kill(pid)
     assert all(_is_own(future.result(timeout=30), f"item {index}") for index, future in enumerate(futures))
@@ -126,8 +137,7 @@ def test_both_workers_dying_at_once_lose_nothing(pool: Pool, kill: Kill, told: s
 
 def test_sigterm_to_a_worker_changes_nothing(pool: Pool) -> None:
     pids = [_pid(pool, index) for index in range(2)]
-    futures = [pool.submit(f"item {index}", LONG) for index in range(8)]
-    wait_for(lambda: all(worker.in_flight for worker in pool.status().workers), "work for both")
+    futures = _in_both_hands(pool, 8)
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     assert [future.result(timeout=30).attempts for future in futures] == [1] * 8
@@ -135,8 +145,7 @@ def test_sigterm_to_a_worker_changes_nothing(pool: Pool) -> None:
 
 
 def test_death_while_the_other_worker_starts_loses_nothing(pool: Pool) -> None:
-    futures = [pool.submit(f"item {index}", LONG) for index in range(16)]
-    wait_for(lambda: all(worker.in_flight for worker in pool.status().workers), "work for both")
+    futures = _in_both_hands(pool, 16)
     os.kill(_pid(pool, 0), signal.SIGKILL)
     wait_for(lambda: pool.status().workers[0].state is WorkerState.STARTING, "the other start")
     os.kill(_pid(pool, 1), signal.SIGKILL)
@@ -162,8 +171,7 @@ def test_death_in_a_drain_is_made_up_for_and_the_exit_is_clean(serve: Serve, tmp
     served = serve("--engine", "echo", "--workers", "2", "--config", str(config))
     served.ready_line()
     with Pool.connect() as pool:
-        futures = [pool.submit(f"item {index}", SamplingParams(max_tokens=100)) for index in range(20)]
-        wait_for(lambda: pool.status().workers[0].in_flight, "work in hand")
+        futures = _in_both_hands(pool, 20, SamplingParams(max_tokens=100))
         victim = _pid(pool, 0)
         os.kill(served.pid, signal.SIGTERM)
         assert served.process.stderr is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Served, tree_of, wait_for, wait_for_end, worker_pids
+from conftest import Serve, Served, tree_of, wait_for, wait_for_end, worker_pids
 from leftovers import FAMILY_SIZE, Place
 from surroundings import customized
 
@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """One place for the whole module: each start there is the next one after a violent end. The last ends well and leaves no file."""
     place = Place(tmp_path_factory.mktemp("place"))
     yield place
-    last = start(place)
+    last = start(Served, place)
     last.ready_line()
     last.process.terminate()
     assert last.finish()[0] == ExitCode.OK
@@ -48,11 +48,11 @@ def bystander() -> Iterator[None]:
     program.wait()
 
 
-def start(place: Place, *arguments: str, **engine_args: Any) -> Served:
+def start(serve: Serve, place: Place, *arguments: str, **engine_args: Any) -> Served:
     """Two echo workers at the default endpoint of the place."""
     config = place.temp.parent / "pool.toml"
     config.write_text("[engine_args]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in engine_args.items()))
-    return Served("--engine", "echo", "--workers", "2", "--config", str(config), *arguments, env=place.environment)
+    return serve("--engine", "echo", "--workers", "2", "--config", str(config), *arguments, env=place.environment)
 
 
 def situation(**engine_args: Any) -> Callable[[Callable[[Served, Place], Iterator[None]]], None]:
@@ -156,9 +156,9 @@ def _busy(served: Served, place: Place) -> Iterator[Pool]:
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_killed_dispatcher_leaves_nobody(place: Place, name: str) -> None:
+def test_killed_dispatcher_leaves_nobody(serve: Serve, place: Place, name: str) -> None:
     bring_about, engine_args = SITUATIONS[name]
-    served = start(place, **engine_args)
+    served = start(serve, place, **engine_args)
     with bring_about(served, place):
         assert len(place.processes()) > 3
         os.kill(served.pid, signal.SIGKILL)
@@ -167,8 +167,8 @@ def test_killed_dispatcher_leaves_nobody(place: Place, name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_dispatcher_killed_at_a_random_moment_of_its_start_leaves_nobody(place: Place, seed: int) -> None:
-    served = start(place, start_s=0.1)
+def test_dispatcher_killed_at_a_random_moment_of_its_start_leaves_nobody(serve: Serve, place: Place, seed: int) -> None:
+    served = start(serve, place, start_s=0.1)
     threading.Event().wait(random.Random(seed).uniform(0.1, 0.9))  # the moment of the fault, not a condition
     os.kill(served.pid, signal.SIGKILL)
     place.wait_until_deserted()
@@ -182,10 +182,10 @@ def test_dispatcher_killed_at_a_random_moment_of_its_start_leaves_nobody(place: 
         pytest.param("lifeline.arm = lambda *_: None", "arm", id="group tie alone"),
     ],
 )
-def test_workers_end_with_their_dispatcher_by_either_tie(fresh_run_dir: Path, tmp_path: Path, broken: str, name: str) -> None:
+def test_workers_end_with_their_dispatcher_by_either_tie(serve: Serve, tmp_path: Path, broken: str, name: str) -> None:
     """Where a kernel or a sandbox lacks one of the two, the other still holds."""
     assert hasattr(lifeline, name)
-    served = Served("--engine", "echo", "--workers", "2", env=customized(tmp_path, everywhere=f"from enginepool import lifeline; {broken}"))
+    served = serve("--engine", "echo", "--workers", "2", env=customized(tmp_path, everywhere=f"from enginepool import lifeline; {broken}"))
     served.ready_line()
     tree = tree_of(served.pid)
     assert len(tree) >= 3
@@ -203,14 +203,14 @@ def test_workers_end_with_their_dispatcher_by_either_tie(fresh_run_dir: Path, tm
         pytest.param({"hang_start": [0, 1]}, ["--start-timeout-s", "0.5", "--max-restarts", "0"], id="hung"),
     ],
 )
-def test_failed_start_leaves_nothing(place: Place, engine_args: dict[str, Any], arguments: list[str]) -> None:
-    served = start(place, *arguments, **engine_args)
+def test_failed_start_leaves_nothing(serve: Serve, place: Place, engine_args: dict[str, Any], arguments: list[str]) -> None:
+    served = start(serve, place, *arguments, **engine_args)
     assert served.finish()[0] == ExitCode.START_FAILED
     place.wait_until_empty()
 
 
-def test_killed_worker_leaves_no_child(place: Place) -> None:
-    served = start(place, "--backoff-s", "0.01")
+def test_killed_worker_leaves_no_child(serve: Serve, place: Place) -> None:
+    served = start(serve, place, "--backoff-s", "0.01")
     served.ready_line()
     with Pool.connect(place.endpoint) as pool:
         family = tree_of(worker_pids(pool)[0])
