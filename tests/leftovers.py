@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 from conftest import processes_of, wait_for
@@ -16,11 +17,12 @@ FAMILY = f"""
 import subprocess, threading
 subprocess.Popen(["sh", "-c", "trap '' TERM HUP INT; sleep 600 & wait"])
 def leave_memory():
-    import os, time
+    import os, time, zlib
     from multiprocessing import resource_tracker, shared_memory
     while resource_tracker._resource_tracker._fd is None or os.getpgrp() != os.getpid():
         time.sleep(0.001)
-    block = shared_memory.SharedMemory("{MEMORY_NAME}%d" % os.getpid(), create=True, size=4096)
+    name = "{MEMORY_NAME}%d-%d" % (zlib.crc32(os.environ["ENGINEPOOL_RUN_DIR"].encode()), os.getpid())
+    block = shared_memory.SharedMemory(name, create=True, size=4096)
     time.sleep(600)
 threading.Thread(target=leave_memory, daemon=True).start()
 """
@@ -56,12 +58,17 @@ class Place:
     def files(self) -> list[str]:
         """What lies here, and shared memory."""
         folders = [folder for folder in (self.run, self.temp) if folder.exists()]
-        return [str(path) for folder in folders for path in folder.iterdir()] + memory_left()
+        return [str(path) for folder in folders for path in folder.iterdir()] + self.memory()
+
+    def memory(self) -> list[str]:
+        """Shared memory that the workers' families have made."""
+        prefix = f"{MEMORY_NAME}{zlib.crc32(str(self.run).encode())}-"
+        return [name for name in os.listdir(SHARED_MEMORY) if name.startswith(prefix)]
 
     def wait_until_deserted(self) -> None:
         """Nobody lives here any more, five seconds after whatever was done, and no shared memory is left."""
         wait_for(lambda: not self.processes(), f"the end of {self.processes()}", 5)
-        wait_for(lambda: not memory_left(), f"the end of {memory_left()}", 5)
+        wait_for(lambda: not self.memory(), f"the end of {self.memory()}", 5)
 
     def wait_until_empty(self) -> None:
         """The same, and no file is left."""
@@ -96,8 +103,3 @@ class Host:
         """SIGKILL to it alone."""
         self.process.kill()
         self.process.communicate()
-
-
-def memory_left() -> list[str]:
-    """Shared memory of workers that made some by `FAMILY`."""
-    return [name for name in os.listdir(SHARED_MEMORY) if name.startswith(MEMORY_NAME)]

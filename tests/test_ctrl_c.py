@@ -18,13 +18,13 @@ from conftest import Serve, is_alive, wait_for
 from leftovers import WORK, Host, Place
 from surroundings import customized
 
-from enginepool import Pool, SamplingParams
-from enginepool.client import child, sidecar
+from enginepool import Pool, SamplingParams, Sidecar
+from enginepool.client import child
 from enginepool.errors import ExitCode
 
 LATEST_S = 1.0
 ENDS = (ExitCode.OK, ExitCode.INTERRUPTED, -signal.SIGINT)
-TRACED = [code.__code__ for code in (child.Child.__init__, child.Child.start, sidecar.Sidecar.start)]
+TRACED = [code.__code__ for code in (child.Child.__init__, child.Child.start, Sidecar.start)]
 
 
 @pytest.fixture(scope="module")
@@ -143,23 +143,26 @@ def traceless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("traceless", "fresh_run_dir")
-def test_start_interrupted_at_any_line_leaves_no_dispatcher() -> None:
-    """The program catches the interrupt and goes on."""
+def test_start_interrupted_at_any_line_leaves_nothing_that_can_not_be_ended() -> None:
+    """The program catches the interrupt, ends what it has tried to start, and goes on."""
     number = 1
-    while _is_interrupted_at(number):
+    kept: list[Sidecar] = []
+    while _is_interrupted_at(number, kept):
+        kept[-1].kill()
         left = psutil.Process().children()
         wait_for(lambda: not [process for process in left if is_alive(process.pid)], f"the end of {left} after {number} lines", 5)  # noqa: B023
         number += 1
+    kept[-1].kill()
     assert number > 20
 
 
-def _is_interrupted_at(number: int) -> bool:
-    """Start a pool and interrupt it there; False when it came up before."""
+def _is_interrupted_at(number: int, kept: list[Sidecar]) -> bool:
+    """Start a dispatcher and interrupt it there; False when it had begun before."""
+    kept.append(Sidecar(engine="echo", workers=1))
     sys.settrace(Interruption(number).trace)
     try:
-        pool = Pool(engine="echo", workers=1)
+        kept[-1].start()
     except KeyboardInterrupt:
         return True
     sys.settrace(None)
-    pool.close()
     return False

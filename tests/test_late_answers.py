@@ -157,6 +157,40 @@ def test_answer_that_was_sent_before_the_death_counts(stage: Stage) -> None:
     assert not other.has_news()
 
 
+SLOW_SOCKET = """
+import os, time
+from enginepool.dispatcher import back, staff
+deaths = []
+receive, on_exit = back.Back.receive, staff.Staff._on_exit
+def noted(self, process):
+    deaths.append(time.monotonic())
+    on_exit(self, process)
+def slow(self, now):
+    is_held = os.path.exists({hold!r}) and not (deaths and time.monotonic() > deaths[0] + 0.01)
+    return is_held or receive(self, now)
+back.Back.receive, staff.Staff._on_exit = slow, noted
+"""
+
+
+def test_answer_that_comes_through_a_little_after_the_death_counts(serve: Serve, tmp_path: Path) -> None:
+    """The news of an exit may overtake what was sent before it: here by ten milliseconds, in which the socket has nothing."""
+    hold = tmp_path / "hold"
+    environment = customized(tmp_path, worker=ASLEEP, everywhere=SLOW_SOCKET.format(hold=str(hold)))
+    served = serve("--engine", "echo", "--workers", "2", env=environment)
+    wait_for((tmp_path / "run" / "default.sock.secret").exists, "the pool's start")
+    with Pool.connect() as pool, raw_context() as context:
+        stage = Stage(served, pool, context)
+        future = pool.submit("hello")
+        worker, _ = stage.cast()
+        number = worker.lease()
+        hold.touch()
+        worker.answer(number, "in time")
+        stage.kill(worker)
+        output = future.result(timeout=20)
+        pool.close(drain=False)
+    assert (output.text, output.attempts) == ("in time", 1)
+
+
 def test_answer_after_the_deadline_was_told_is_dropped(stage: Stage) -> None:
     future = stage.pool.submit("hello", deadline_s=0.1)
     worker, _ = stage.cast()
