@@ -202,11 +202,15 @@ def _is_foreign(file: Path, is_ours: Callable[[Path], bool]) -> bool:
     """A file that changes or goes while it is looked at belongs to a pool that starts or ends beside us."""
     with suppress(FileNotFoundError):
         while True:
-            seen = file.lstat()
-            if not stat.S_ISLNK(seen.st_mode) and is_ours(file):
-                return False
-            if os.path.samestat(seen, file.lstat()):
-                return True
+            held = os.open(file, os.O_PATH | os.O_NOFOLLOW)  # held open, its inode is not given to the next file
+            try:
+                seen = os.fstat(held)
+                if not stat.S_ISLNK(seen.st_mode) and is_ours(file):
+                    return False
+                if os.path.samestat(seen, file.lstat()):
+                    return True
+            finally:
+                os.close(held)
     return False
 
 
