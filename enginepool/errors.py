@@ -58,10 +58,16 @@ _CODES: dict[Code, tuple[Blame, int, bool]] = {
 
 
 class ItemError(msgspec.Struct, frozen=True, array_like=True):
-    """Why one item failed: a code, a sentence for people, and whose fault it was."""
+    """Why one item failed: a code, a sentence for people, and whose fault it was.
+
+    Of an OpenAI request that vLLM has refused, `status`, `kind` and `param` are what vLLM's own server answers.
+    """
 
     code: Code
     message: str
+    status: int | None = None
+    kind: str | None = None
+    param: str | None = None
 
     @property
     def blame(self) -> Blame:
@@ -71,7 +77,7 @@ class ItemError(msgspec.Struct, frozen=True, array_like=True):
     @property
     def http_status(self) -> int:
         """The status an HTTP front end answers with."""
-        return _CODES[self.code][1]
+        return _CODES[self.code][1] if self.status is None else self.status
 
     @property
     def is_retryable(self) -> bool:

@@ -41,7 +41,19 @@ class ChatOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     continue_final_message: bool = False
 
 
-Request = GenerateRequest | ChatRequest
+class OpenAIRequest(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """A request of OpenAI's API: its path and its JSON body, which the worker parses with vLLM's own request models.
+
+    `is_strict` refuses keys that those models do not know.
+    """
+
+    url: str
+    body: bytes
+    is_strict: bool = False
+    is_stream: bool = False
+
+
+Request = GenerateRequest | ChatRequest | OpenAIRequest
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -68,14 +80,24 @@ class CompletionOutput(msgspec.Struct, array_like=True):
     logprobs: Logprobs | None = None
 
 
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """The response to an OpenAIRequest: its JSON body, its usage, and what the worker has to say of the request."""
+
+    body: bytes
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    notices: list[str] = []
+
+
 class GenerateResult(msgspec.Struct, frozen=True, array_like=True):
-    """What an engine made of one item. `prompt` is the rendered text of a conversation."""
+    """What an engine made of one item. `prompt` is the rendered text of a conversation; an OpenAIRequest has only an `answer`."""
 
     outputs: list[CompletionOutput]
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: Logprobs | None = None
     num_cached_tokens: int | None = None
     prompt: str | None = None
+    answer: Answer | None = None
 
 
 encode = msgspec.msgpack.Encoder().encode

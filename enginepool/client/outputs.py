@@ -9,19 +9,23 @@ import msgspec
 
 from enginepool.clock import Timings
 from enginepool.errors import ItemError
-from enginepool.payload import CompletionOutput, Logprobs
+from enginepool.payload import Answer, CompletionOutput, Logprobs
 
 LEAST_LOGPROB = -9999.0
 """What stands for −inf in JSON, as vLLM's own server writes it."""
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, ItemError):
+        return msgspec.structs.asdict(value) if value.status else {"code": str(value.code), "message": value.message}
     if isinstance(value, msgspec.Struct):
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode()
     return LEAST_LOGPROB if value == -math.inf else value
 
 
@@ -42,7 +46,7 @@ class Output(msgspec.Struct, kw_only=True):
 
     `index` is the item's place in the call, `worker` the one that finished it (None when none did), `attempts` how many
     leases it took. `timings` has the milestones that were reached. Of a conversation, `prompt` is the text it was rendered
-    to. A stream that failed has in `outputs` what had come before.
+    to. A stream that failed has in `outputs` what had come before. `answer` is only there for requests of OpenAI's API.
     """
 
     index: int
@@ -56,6 +60,7 @@ class Output(msgspec.Struct, kw_only=True):
     attempts: int = 0
     prompt_logprobs: Logprobs | None = None
     num_cached_tokens: int | None = None
+    answer: Answer | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, ready for `json.dumps`: fields by name, token ids as text keys, −inf logprobs as −9999.0."""

@@ -83,6 +83,7 @@ class Ticket:
             attempts=item.attempts,
             prompt_logprobs=result.prompt_logprobs,
             num_cached_tokens=result.num_cached_tokens,
+            answer=result.answer,
         )
 
     def _timings(self, item: ResultItem | None, anchor: ClockAnchor, now: float) -> Timings:

@@ -18,10 +18,11 @@ import msgspec
 from enginepool.chat_format import RequestFormat
 from enginepool.clock import EngineStamps, monotonic
 from enginepool.errors import Code
-from enginepool.payload import ChatRequest, CompletionOutput, GenerateResult, Request, decode_params
+from enginepool.payload import ChatRequest, CompletionOutput, GenerateResult, OpenAIRequest, Request, decode_params
 from enginepool.status import Load
 from enginepool.worker.echo_chat import ECHO_TEMPLATE, render_echo
 from enginepool.worker.echo_faults import misbehave
+from enginepool.worker.echo_openai import answer_openai, read_openai
 from enginepool.worker.engine import EngineInfo, Event, Finished, RefusedItem, Scope, StartRefused, Streamed
 
 
@@ -56,6 +57,7 @@ class _Running:
         "is_stream",
         "num_sent",
         "num_tokens",
+        "openai",
         "params",
         "prompt_ids",
         "scheduled",
@@ -66,6 +68,7 @@ class _Running:
     def __init__(self, text: str, prompt_ids: list[int], params: dict[str, Any], arrived: float, request: Request) -> None:
         self.text = text
         self.is_chat = isinstance(request, ChatRequest)
+        self.openai = request if isinstance(request, OpenAIRequest) else None
         self.is_stream = request.is_stream
         self.is_starved = self.is_blocked = False
         self.num_sent = 0
@@ -138,9 +141,8 @@ class EchoEngine:
     def admit(self, lease: int, request: Request, arrived: float) -> None:
         """Take an item, or refuse an impossible one as vLLM would."""
         try:
-            params = decode_params(request.params) or {}
+            text, ids, params = self._read(request)
             _check(params)
-            text, ids = self._prompt_of(request)
         except RefusedItem:
             raise
         except Exception as error:  # as in vllm_engine: whatever reading an item raises is that item's
@@ -170,7 +172,7 @@ class EchoEngine:
                 continue
             if item.num_tokens >= item.wanted:
                 del self._items[lease]
-                events.append(Finished(lease, *_result(item, now)))
+                events.append(Finished(lease, *_result(item, now, lease)))
             elif item.is_stream:
                 events.append(Streamed(lease, _parts(item, None)))
         return events
@@ -190,14 +192,19 @@ class EchoEngine:
         while self._script.hang_close:
             time.sleep(3600)
 
-    def _prompt_of(self, request: Request) -> tuple[str, list[int]]:
+    def _read(self, request: Request) -> tuple[str, list[int], dict[str, Any]]:
+        """Prompt as text and as token ids, and params."""
+        if isinstance(request, OpenAIRequest):
+            text, params = read_openai(request)
+            return text, list(text.encode()), params
+        params = decode_params(request.params) or {}
         if isinstance(request, ChatRequest):
             text = render_echo(request, self._format, self._script.chat_template)
-            return text, list(text.encode())
+            return text, list(text.encode()), params
         if request.prompt is not None:
-            return request.prompt, list(request.prompt.encode())
+            return request.prompt, list(request.prompt.encode()), params
         ids = request.prompt_token_ids or []
-        return bytes(i % 256 for i in ids).decode("latin-1"), ids
+        return bytes(i % 256 for i in ids).decode("latin-1"), ids, params
 
     def _start(self) -> None:
         if self._script.stdout:
@@ -246,8 +253,11 @@ def _check(params: dict[str, Any]) -> None:
             raise RefusedItem(Code.INVALID_REQUEST, f"{name} must be at least {least}, got {value}")
 
 
-def _result(item: _Running, now: float) -> tuple[GenerateResult, EngineStamps]:
+def _result(item: _Running, now: float, lease: int) -> tuple[GenerateResult, EngineStamps]:
     stamps = EngineStamps(item.arrived, item.arrived, item.scheduled, item.first_token, now, monotonic(), item.num_tokens)
+    if item.openai is not None:
+        answer = answer_openai(item.openai, f"echo-{lease}", len(item.prompt_ids), _parts(item, "length"))
+        return GenerateResult([], answer=answer), stamps
     return GenerateResult(_parts(item, "length"), item.prompt_ids, prompt=item.text if item.is_chat else None), stamps
 
 

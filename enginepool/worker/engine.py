@@ -50,9 +50,9 @@ class EngineInfo(msgspec.Struct, frozen=True):
 class RefusedItem(EnginePoolError):
     """The engine will not run this item; its neighbours are fine."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, *, status: int | None = None, kind: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
-        self.error = ItemError(code, sayable(message))
+        self.error = ItemError(code, sayable(message), status, kind, param)
 
 
 class StartRefused(EnginePoolError):
