@@ -16,11 +16,11 @@ from enginepool.errors import CallerError, EnginePoolError, ExitCode
 
 EXIT_CODES = """\
 exit codes: 0 ok · 2 usage · 3 no worker could boot · 4 no dispatcher there · 5 all workers failed later ·
-6 vLLM missing · 7 drain limit reached · 130 interrupted"""
+6 vLLM missing · 7 drain limit reached · 130 interrupted · run-batch: 1 some lines failed · 8 output can't be written · 9 all lines failed"""
 
 
 _serve_actions: list[argparse.Action] = []
-WITH_SETTINGS = ("serve", "doctor")
+WITH_SETTINGS = ("serve", "doctor", "run-batch")
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parser.is_json = arguments[:1] == ["serve"] and _wants_json(arguments[1:], os.environ)
     args = _build_parser(next(iter(arguments), "")).parse_args(arguments)
     if vllm_flags and args.command not in WITH_SETTINGS:
-        print(f"enginepool {args.command}: error: only `serve` and `doctor` take vLLM flags after `--`", file=sys.stderr)
+        print(f"enginepool {args.command}: error: only `serve`, `doctor` and `run-batch` take vLLM flags after `--`", file=sys.stderr)
         return ExitCode.USAGE
     try:
         return int(args.run(args, vllm_flags))
@@ -120,6 +120,7 @@ def _build_parser(command: str) -> argparse.ArgumentParser:
         _add_serve_flags(serve)
         _serve_actions[:] = serve._actions
     _add_doctor(commands, command)
+    _add_run_batch(commands, command)
     _add_client_commands(commands)
     demo = commands.add_parser("demo", help="generate from bundled prompts with the embedded model and show timings")
     demo.add_argument("--workers", type=_count, default=2, help="worker processes (default 2)")
@@ -147,13 +148,30 @@ def _add_doctor(commands: Any, command: str) -> None:
         _serve_actions[:] = doctor._actions
 
 
-def _add_settings_flags(parser: argparse.ArgumentParser) -> None:
+def _add_run_batch(commands: Any, command: str) -> None:
+    batch = commands.add_parser(
+        "run-batch",
+        help="run an OpenAI batch file, here or in a running pool; the same command again goes on where it stopped",
+        usage="%(prog)s -i IN.jsonl -o OUT.jsonl [MODEL] [--workers N] [settings] [-- vLLM flags], or with --endpoint a running pool",
+        epilog=EXIT_CODES,
+        allow_abbrev=False,
+    )
+    batch.set_defaults(run=_run_batch)
+    if command == "run-batch":
+        from enginepool.batch.flags import NOT_ITS_OWN, add_flags
+
+        add_flags(batch)
+        _add_settings_flags(batch, leave_out=NOT_ITS_OWN)
+        _serve_actions[:] = batch._actions
+
+
+def _add_settings_flags(parser: argparse.ArgumentParser, leave_out: Sequence[str] = ()) -> None:
     from enginepool.config import iter_settings
 
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="model folder or hub id (default: the embedded model)")
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="settings file; flags and environment win over it")
     for setting in iter_settings():
-        if setting.is_flag:
+        if setting.is_flag and setting.name not in leave_out:
             text = f"{setting.help} [{setting.env}; default: {setting.default}]".replace("%", "%%")
             parser.add_argument(setting.flag, dest=f"set_{setting.name}", metavar="V", help=text)
 
@@ -245,6 +263,13 @@ def _doctor(args: argparse.Namespace, vllm_flags: list[str]) -> int:
     from enginepool.doctor.run import run_doctor
 
     return run_doctor(_given_settings(args, vllm_flags), args.config, as_json=args.json)
+
+
+def _run_batch(args: argparse.Namespace, vllm_flags: list[str]) -> int:
+    from enginepool.batch.command import run_batch
+    from enginepool.batch.flags import batch_arguments, choose_pool
+
+    return run_batch(batch_arguments(args), choose_pool(args, _given_settings(args, vllm_flags), os.environ))
 
 
 def _check_fd(fd: int | None) -> None:

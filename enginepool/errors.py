@@ -21,6 +21,8 @@ class ExitCode(enum.IntEnum):
     ALL_WORKERS_FAILED = 5
     ENGINE_MISSING = 6
     DRAIN_LIMIT = 7
+    OUTPUT_FAILED = 8
+    ALL_LINES_FAILED = 9
     INTERRUPTED = 130
 
 

@@ -88,7 +88,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     """One worker: counts are since its process started, rates in tokens/s over the last few seconds.
 
     `iteration` is its engine's last step, told where vLLM's `enable_logging_iteration_details` is on.
-    `since_last_exit_s` is how long ago its last process ended.
+    `since_last_exit_s` is how long ago its last process ended. `window` is how many sequences it wants in hand.
     """
 
     index: int
@@ -110,6 +110,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     rss_bytes: int | None
     iteration: Iteration | None = None
     since_last_exit_s: float | None = None
+    window: int = 0
 
 
 class PoolStatus(msgspec.Struct, frozen=True):

@@ -61,6 +61,17 @@ class Pool(Verbs):
             **engine_args,
         )
         replace_old_pools()
+        self._start(settings, progress)
+        remember(self, Pool._give_way)
+
+    @classmethod
+    def _of(cls, settings: PoolSettings, *, progress: bool | None) -> Pool:
+        """Start one from settings that are built already; what a command does with its flags."""
+        pool = cls.__new__(cls)
+        pool._start(settings, progress)
+        return pool
+
+    def _start(self, settings: PoolSettings, progress: bool | None) -> None:
         sidecar = start_shown(settings, progress=progress)
         self._drain_timeout_s = settings.drain_timeout_s
         self._shutdown_timeout_s = settings.shutdown_timeout_s
@@ -70,7 +81,6 @@ class Pool(Verbs):
             sidecar.kill()
             raise
         self._hold(Held.of(connection, sidecar))
-        remember(self, Pool._give_way)
 
     @classmethod
     def connect(cls, endpoint: str | None = None, *, keys: str | os.PathLike[str] | None = None) -> Pool:

@@ -119,6 +119,7 @@ class Reporter:
             rss_bytes=self._memory.of(slot.pid, now),
             iteration=slot.load.iteration,
             since_last_exit_s=None if slot.last_exit is None else now - slot.last_exit_at,
+            window=slot.capacity + slot.prefetch,
         )
 
 

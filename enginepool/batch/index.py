@@ -1,0 +1,96 @@
+"""The first pass over an input: its fingerprint line by line, how many requests it holds, and whether its ids are unique."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from typing import IO
+
+import msgspec
+
+from enginepool.batch.lines import InputFile, Line
+from enginepool.batch.request import read_custom_id
+from enginepool.errors import SettingsError
+
+DIGEST_BYTES = 8
+MOST_SHOWN = 5
+CHUNK = 10_000
+ROWS = "CREATE TABLE ids (id BLOB, line INTEGER)"
+DOUBLED = "SELECT min(line), max(line) FROM ids GROUP BY id HAVING count(*) > 1 ORDER BY 1"
+
+
+class Index(msgspec.Struct):
+    """What the first pass has found. `digests` holds DIGEST_BYTES for each physical line, `fingerprint` is of all of them."""
+
+    num_lines: int
+    num_requests: int
+    fingerprint: str
+    digests: IO[bytes]
+
+
+def digest_of(line: Line) -> bytes:
+    """The fingerprint of one line; line ends and blanks around it don't count."""
+    return hashlib.blake2b(line.data, digest_size=DIGEST_BYTES).digest()
+
+
+def index_input(source: InputFile, on_line: Callable[[int], None] = lambda _: None) -> Index:
+    """Read it once, in bounded memory: what grows with the file lies in temporary files. Raises SettingsError for doubled ids."""
+    digests: IO[bytes] = tempfile.TemporaryFile(prefix="enginepool-batch-")  # noqa: SIM115 (the index keeps it)
+    whole = hashlib.blake2b(digest_size=16)
+    num_lines = num_requests = 0
+    with Ids() as ids:
+        for line in source:
+            digest = digest_of(line)
+            whole.update(digest)
+            digests.write(digest)
+            num_lines = line.number
+            if line.is_blank:
+                continue
+            num_requests += 1
+            if (custom_id := read_custom_id(line)) is not None:
+                ids.add(custom_id, line.number)
+            on_line(line.number)
+        if doubled := ids.doubled():
+            raise SettingsError(_describe(source, doubled))
+    digests.flush()
+    return Index(num_lines, num_requests, whole.hexdigest(), digests)
+
+
+class Ids:
+    """Ids by line in a temporary database, so that a file of any size can be checked."""
+
+    def __init__(self) -> None:
+        self._base = sqlite3.connect("")
+        self._base.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; {ROWS};")
+        self._rows: list[tuple[bytes, int]] = []
+
+    def add(self, custom_id: str, number: int) -> None:
+        """Note one."""
+        self._rows.append((hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest(), number))
+        if len(self._rows) >= CHUNK:
+            self._flush()
+
+    def doubled(self) -> list[tuple[int, int]]:
+        """The first and the last line of each id that stands more than once."""
+        self._flush()
+        return list(self._base.execute(DOUBLED).fetchmany(1000))
+
+    def _flush(self) -> None:
+        self._base.executemany("INSERT INTO ids VALUES (?, ?)", self._rows)
+        self._rows.clear()
+
+    def __enter__(self) -> Ids:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._base.close()
+
+
+def _describe(source: InputFile, doubled: list[tuple[int, int]]) -> str:
+    wanted = {first: last for first, last in doubled[:MOST_SHOWN]}
+    named = [(read_custom_id(line), line.number) for line in source if line.number in wanted]
+    shown = "; ".join(f"{custom_id!r:.80} on lines {number} and {wanted[number]}" for custom_id, number in named)
+    more = f"; and {len(doubled) - len(named)} more" if len(doubled) > len(named) else ""
+    return f"input {source.path}: results could not be told apart, since a custom_id must be unique: {shown}{more}"
