@@ -27,7 +27,7 @@ from enginepool.dispatcher.plan import Plan
 from enginepool.dispatcher.ready_file import ReadyFile
 from enginepool.dispatcher.scratch import sweep_scratch
 from enginepool.dispatcher.signals import Signals
-from enginepool.dispatcher.trace_file import TraceWriter
+from enginepool.trace_file import TraceFile
 from enginepool.errors import EnginePoolError, ExitCode
 from enginepool.handover import EngineSpec
 from enginepool.preflight.checks import early_checks
@@ -119,7 +119,7 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
     request_format = choose_format(settings)
     sweep_scratch()
     plan = make_plan(settings, packages, read_machine(), os.environ)
-    trace = None if settings.trace is None else TraceWriter(settings.trace, log)
+    trace = None if settings.trace is None else TraceFile(settings.trace, log)
     held = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # an interrupt now would leave files behind
     claim = claim_endpoint(settings.endpoint, pool_id, keys=settings.keys)
     try:

@@ -17,7 +17,7 @@ ROOT = Path(enginepool.__file__).parent
 LADDER = [
     {"errors", "lifeline", "pinpoint"},
     {"config", "clock", "status", "sampling", "payload", "protocol", "handover", "recorder", "rundir", "chat_format", "presence"}
-    | {"endpoint", "keys", "locks", "sweep"},
+    | {"endpoint", "keys", "locks", "sweep", "trace_event", "trace_file"},
     {"transport", "curve"},
     {"client", "dispatcher", "worker"},
     {"__init__", "preflight", "serve", "demo", "batch", "gateway", "integrations", "doctor", "make_keys"},
@@ -29,7 +29,8 @@ PLACEMENT = ["placement", "affinity", "cpuset", "devices", "environment", "kv_bu
 PURE = [
     f"dispatcher.{name}" for name in ("backlog", "leases", "suspects", "desk", "assign", "roster", "vigil", "latency", "trace", *PLACEMENT)
 ]
-PURE += ["presence", "client.pulse", "client.far_clock"]
+PURE += ["presence", "client.pulse", "client.far_clock", "trace_event"]
+PURE += [f"batch.{name}" for name in ("histogram", "buckets", "lanes", "sample", "tally", "charts", "timeline", "pace", "trace_lanes")]
 DOING = {"os", "time", "socket", "subprocess", "zmq", "threading", "multiprocessing", "selectors", "signal", "asyncio", "random"}
 DOING_OF_OURS = ("transport", "rundir", "handover", "clock")
 HEAVY = {"vllm", "torch", "transformers", "numpy"}

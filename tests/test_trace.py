@@ -21,8 +21,9 @@ from enginepool.clock import ClockAnchor, EngineStamps
 from enginepool.dispatcher.backlog import Item
 from enginepool.dispatcher.leases import Leases
 from enginepool.dispatcher.observer import Observer
-from enginepool.dispatcher.trace import NOTHING_REACHED, Event, TraceLanes
-from enginepool.dispatcher.trace_file import MAX_BUFFERED_BYTES, TraceWriter
+from enginepool.dispatcher.trace import NOTHING_REACHED, TraceLanes
+from enginepool.trace_event import Event
+from enginepool.trace_file import MAX_BUFFERED_BYTES, TraceFile
 from enginepool.errors import Code, ExitCode, ItemError, SettingsError
 from enginepool.protocol import NO_STAMPS
 
@@ -146,7 +147,7 @@ def test_item_that_never_had_a_lane_is_an_instant() -> None:
 
 def test_file_is_json_whenever_it_is_closed(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    writer = TraceWriter(str(path), pytest.fail)
+    writer = TraceFile(str(path), pytest.fail)
     writer.add(TraceLanes(1, 0.0).names())
     writer.flush()
     with pytest.raises(json.JSONDecodeError):
@@ -159,7 +160,7 @@ def test_file_is_json_whenever_it_is_closed(tmp_path: Path) -> None:
 
 def test_full_buffer_is_written_without_waiting(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    writer = TraceWriter(str(path), pytest.fail)
+    writer = TraceFile(str(path), pytest.fail)
     writer.add([Event("x" * 1024, "i", 0)] * (MAX_BUFFERED_BYTES // 1024))
     assert path.stat().st_size >= MAX_BUFFERED_BYTES
     writer.close()
@@ -168,7 +169,7 @@ def test_full_buffer_is_written_without_waiting(tmp_path: Path) -> None:
 def test_old_trace_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text("x" * 10_000)
-    writer = TraceWriter(str(path), pytest.fail)
+    writer = TraceFile(str(path), pytest.fail)
     writer.add([Event("a", "i", 0)])
     writer.close()
     assert json.loads(path.read_text()) == [{"name": "a", "ph": "i", "pid": 0}]
@@ -176,7 +177,7 @@ def test_old_trace_is_replaced(tmp_path: Path) -> None:
 
 def test_write_error_ends_the_trace_with_one_warning() -> None:
     warnings: list[str] = []
-    writer = TraceWriter("/dev/full", warnings.append)
+    writer = TraceFile("/dev/full", warnings.append)
     for _ in range(3):
         writer.add([Event("a", "i", 0)])
         writer.flush()
@@ -188,22 +189,22 @@ def test_write_error_ends_the_trace_with_one_warning() -> None:
 @pytest.mark.parametrize("path", ["/nowhere/trace.json", "/", ""], ids=["no-folder", "a-folder", "empty"])
 def test_path_that_can_not_be_written_is_refused(path: str) -> None:
     with pytest.raises(SettingsError, match="trace"):
-        TraceWriter(path, pytest.fail)
+        TraceFile(path, pytest.fail)
 
 
 def test_pipe_nobody_reads_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(SettingsError, match="trace"):
-        TraceWriter(str(tmp_path / "fifo"), pytest.fail)
+        TraceFile(str(tmp_path / "fifo"), pytest.fail)
 
 
 def test_file_of_another_pool_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    writer = TraceWriter(str(path), pytest.fail)
+    writer = TraceFile(str(path), pytest.fail)
     writer.add([Event("a", "i", 0)])
     writer.flush()
     with pytest.raises(SettingsError, match="another pool"):
-        TraceWriter(str(path), pytest.fail)
+        TraceFile(str(path), pytest.fail)
     writer.close()
     assert len(json.loads(path.read_text())) == 1
 

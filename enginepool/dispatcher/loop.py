@@ -33,7 +33,7 @@ from enginepool.dispatcher.roster import RestartBudget, Roster, Slot, failure_co
 from enginepool.dispatcher.signals import Signals
 from enginepool.dispatcher.staff import Staff
 from enginepool.dispatcher.supervisor import OUT_OF_DESCRIPTORS, Supervisor
-from enginepool.dispatcher.trace_file import TraceWriter
+from enginepool.trace_file import TraceFile
 from enginepool.dispatcher.voice import Voice
 from enginepool.dispatcher.warden import Warden
 from enginepool.dispatcher.watches import Watches
@@ -67,7 +67,7 @@ class Dispatcher:
         signals: Signals,
         log_writer: LogWriter,
         *,
-        trace: TraceWriter | None,
+        trace: TraceFile | None,
         one_first: bool,
         pid: int,
     ) -> None:

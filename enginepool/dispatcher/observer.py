@@ -11,7 +11,7 @@ from enginepool.dispatcher.backlog import Item
 from enginepool.dispatcher.desk import Deliver
 from enginepool.dispatcher.latency import LatencyWindow
 from enginepool.dispatcher.trace import NOTHING_REACHED, Milestones, TraceLanes
-from enginepool.dispatcher.trace_file import TraceWriter
+from enginepool.trace_file import TraceFile
 from enginepool.errors import Code, ItemError
 
 COUNTERS_S = 1.0
@@ -20,7 +20,7 @@ COUNTERS_S = 1.0
 class Observer:
     """Feeds the latency window, and the trace where there is one."""
 
-    def __init__(self, num_workers: int, anchor: ClockAnchor, writer: TraceWriter | None) -> None:
+    def __init__(self, num_workers: int, anchor: ClockAnchor, writer: TraceFile | None) -> None:
         self.latency = LatencyWindow()
         self._writer = writer
         self._lanes = TraceLanes(num_workers, anchor.wall_s - anchor.monotonic_s)

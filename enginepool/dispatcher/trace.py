@@ -13,34 +13,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from enginepool.dispatcher.backlog import Item
 from enginepool.errors import ItemError
+from enginepool.trace_event import COLOURS, MIN_DURATION_US, Event
 
 Milestones = tuple[float | None, float | None, float | None, int]
 """Monotonic `scheduled`, `first_token` and `last_token` as far as they were reached, and the number of tokens."""
 
 PHASES = ("queued", "prefill", "decode")
-COLOURS = {"queued": "grey", "prefill": "thread_state_iowait", "decode": "thread_state_running", "lost": "terrible"}
-MIN_DURATION_US = 1  # viewers draw a span without length inside its neighbour
 NOTHING_REACHED: Milestones = (None, None, None, 0)
-
-
-class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One entry of a trace file: X is a span, C a counter, i an instant, M a name. `ts` and `dur` are µs."""
-
-    name: str
-    ph: Literal["X", "C", "i", "M"]
-    pid: int
-    ts: int | None = None
-    dur: int | None = None
-    tid: int | None = None
-    s: str | None = None
-    cname: str | None = None
-    args: dict[str, Any] | None = None
 
 
 class Attempt:

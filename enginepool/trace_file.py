@@ -1,7 +1,7 @@
-"""The trace file: a JSON array that grows as items end, and never costs the pool more than the trace.
+"""The trace file: a JSON array that grows as items end, and never costs its writer more than the trace.
 
-Events are buffered and written in the loop's slow turn. The array is closed at the end of the pool; after a SIGKILL the
-closing bracket is missing, which viewers forgive.
+Events are buffered until they are flushed. The array is closed at the end; after a SIGKILL the closing bracket is missing,
+which viewers forgive.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from pathlib import Path
 
 import msgspec
 
-from enginepool.dispatcher.trace import Event
 from enginepool.errors import SettingsError
+from enginepool.trace_event import Event
 
 MAX_BUFFERED_BYTES = 4 << 20
 _encode = msgspec.json.Encoder().encode
 
 
-class TraceWriter:
-    """Appends events to a file; the first failure ends the trace with one warning. Raises SettingsError when it can't be opened."""
+class TraceFile:
+    """Appends events to a file; the first failure ends the trace with one warning, and `owner` goes on.
 
-    def __init__(self, path: str, warn: Callable[[str], None]) -> None:
+    Raises SettingsError when it can't be opened.
+    """
+
+    def __init__(self, path: str, warn: Callable[[str], None], owner: str = "pool") -> None:
         self._path = path
         self._warn = warn
+        self._owner = owner
         self._fd: int | None = _open(path)
         self._parts: list[bytes] = []
         self._num_bytes = 0
@@ -78,11 +82,11 @@ class TraceWriter:
             os.ftruncate(fd, self._written)
         os.close(fd)
         self._fd = None
-        self._warn(f"warning: trace {self._path}: {error.strerror}; the trace ends here, the pool goes on")
+        self._warn(f"warning: trace {self._path}: {error.strerror}; the trace ends here, the {self._owner} goes on")
 
 
 def _open(path: str) -> int:
-    """Open for writing, for this pool alone, without waiting for a pipe's reader; it is emptied by the first write, not before."""
+    """Open for writing, for this writer alone, without waiting for a pipe's reader; it is emptied by the first write, not before."""
     try:
         fd = os.open(Path(path).expanduser(), os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: `~` of an unknown user
@@ -91,5 +95,5 @@ def _open(path: str) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise SettingsError(f"trace {path}: another pool writes its trace there; choose another file") from None
+        raise SettingsError(f"trace {path}: another pool or run writes its trace there; choose another file") from None
     return fd

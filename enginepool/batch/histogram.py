@@ -1,0 +1,72 @@
+"""How values in seconds are spread: counts in buckets of equal ratio, so that any number of values takes the same memory."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import NamedTuple
+
+PER_DECADE = 40  # a bucket's ends are 6 % apart
+LOWEST_EXPONENT, HIGHEST_EXPONENT = -6, 6
+NUM_BUCKETS = PER_DECADE * (HIGHEST_EXPONENT - LOWEST_EXPONENT)
+FINEST_BAR = 4  # buckets
+
+
+class HistogramBar(NamedTuple):
+    """How many values lie from `low_s` up to `high_s`."""
+
+    low_s: float
+    high_s: float
+    count: int
+
+
+class LogHistogram:
+    """Counts of values from a microsecond to a million seconds; beyond, they count as the nearest that fits."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.min_s = math.inf
+        self.max_s = 0.0
+        self._counts = array("Q", bytes(8 * NUM_BUCKETS))
+
+    def add(self, seconds: float | None) -> None:
+        """Count one value; None is not counted, and less than nothing (clocks of two machines) as nothing."""
+        if seconds is None:
+            return
+        seconds = max(0.0, seconds)
+        self.count += 1
+        self.min_s = min(self.min_s, seconds)
+        self.max_s = max(self.max_s, seconds)
+        self._counts[_bucket(seconds)] += 1
+
+    def quantile(self, share: float) -> float | None:
+        """The value that `share` of all do not exceed, within 6 %; None where there is none."""
+        rank = max(1, math.ceil(share * self.count))
+        before = 0
+        for bucket, count in enumerate(self._counts):
+            if count and before + count >= rank:
+                inside = bucket + (rank - before - 0.5) / count
+                return min(self.max_s, max(self.min_s, _edge(inside)))
+            before += count
+        return None
+
+    def bars(self, max_bars: int = 40) -> list[HistogramBar]:
+        """The counts from the lowest to the highest value, in at most `max_bars` buckets of equal ratio."""
+        if not self.count:
+            return []
+        first, last = _bucket(self.min_s), _bucket(self.max_s)
+        step = FINEST_BAR
+        while last // step - first // step >= max_bars:
+            step *= 2
+        starts = range(first // step * step, last + 1, step)
+        return [HistogramBar(_edge(start), _edge(start + step), sum(self._counts[start : start + step])) for start in starts]
+
+
+def _bucket(seconds: float) -> int:
+    if seconds <= 0:
+        return 0
+    return min(NUM_BUCKETS - 1, max(0, math.floor((math.log10(seconds) - LOWEST_EXPONENT) * PER_DECADE)))
+
+
+def _edge(bucket: float) -> float:
+    return math.exp((bucket / PER_DECADE + LOWEST_EXPONENT) * math.log(10))
