@@ -107,7 +107,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the faults go on")
     parser.add_argument("--seed", type=int, default=1, help="of all draws")
     parser.add_argument("--engine", choices=["echo", "vllm"], default="echo")
-    parser.add_argument("--every-s", type=float, help="mean seconds between faults (1 with echo, 30 with vllm: its workers take half a minute to start again)")
+    parser.add_argument(
+        "--every-s",
+        type=float,
+        help="mean seconds between faults (1 with echo, 30 with vllm: its workers take half a minute to start again)",
+    )
     parser.add_argument("--brief", action="store_true", help="leave the conditions out")
     args = parser.parse_args()
     args.every_s = args.every_s or (1.0 if args.engine == "echo" else 30.0)

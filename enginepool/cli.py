@@ -16,7 +16,8 @@ from enginepool.errors import CallerError, EnginePoolError, ExitCode
 
 EXIT_CODES = """\
 exit codes: 0 ok · 2 usage · 3 no worker could boot · 4 no dispatcher there · 5 all workers failed later ·
-6 vLLM missing · 7 drain limit reached · 130 interrupted · run-batch: 1 some lines failed · 8 output can't be written · 9 all lines failed"""
+6 vLLM missing · 7 drain limit reached · 130 interrupted ·
+of run-batch: 1 some lines failed · 8 the output can't be written · 9 all lines failed"""
 
 
 _serve_actions: list[argparse.Action] = []

@@ -27,7 +27,6 @@ from enginepool.dispatcher.plan import Plan
 from enginepool.dispatcher.ready_file import ReadyFile
 from enginepool.dispatcher.scratch import sweep_scratch
 from enginepool.dispatcher.signals import Signals
-from enginepool.trace_file import TraceFile
 from enginepool.errors import EnginePoolError, ExitCode
 from enginepool.handover import EngineSpec
 from enginepool.preflight.checks import early_checks
@@ -35,6 +34,7 @@ from enginepool.preflight.model import is_on_disk
 from enginepool.preflight.packages import VLLM, newer_than_tested, read_packages
 from enginepool.preflight.plan import choose_format, make_plan
 from enginepool.rundir import claim_endpoint
+from enginepool.trace_file import TraceFile
 
 Log = Callable[[str], None]
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

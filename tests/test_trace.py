@@ -22,10 +22,10 @@ from enginepool.dispatcher.backlog import Item
 from enginepool.dispatcher.leases import Leases
 from enginepool.dispatcher.observer import Observer
 from enginepool.dispatcher.trace import NOTHING_REACHED, TraceLanes
-from enginepool.trace_event import Event
-from enginepool.trace_file import MAX_BUFFERED_BYTES, TraceFile
 from enginepool.errors import Code, ExitCode, ItemError, SettingsError
 from enginepool.protocol import NO_STAMPS
+from enginepool.trace_event import Event
+from enginepool.trace_file import MAX_BUFFERED_BYTES, TraceFile
 
 Span = tuple[int, int, str]
 SCRIPT = "[engine_args]\nstep_s = 0.001\nmax_num_seqs = 4\n"

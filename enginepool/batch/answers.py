@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
+import itertools
+import secrets
 from typing import Any
 
 import msgspec
@@ -11,12 +12,10 @@ from msgspec import UNSET, UnsetType
 from enginepool.batch.request import LineFault
 from enginepool.client.outputs import Output
 from enginepool.clock import Timings
-from enginepool.errors import ItemError
+from enginepool.errors import Code, ItemError
 
 _KINDS = {400: "BadRequestError", 404: "NotFoundError", 413: "RequestEntityTooLargeError", 503: "ServiceUnavailableError"}
 NULL = msgspec.Raw(b"null")
-STAMPS = ("submitted", "received", "leased", "arrived", "queued", "scheduled", "first_token", "last_token", "finished", "delivered")
-SPANS = ("queue_s", "ttft_s", "tpot_s", "e2e_s")
 
 
 class Response(msgspec.Struct):
@@ -27,6 +26,20 @@ class Response(msgspec.Struct):
     body: msgspec.Raw = NULL
 
 
+class Facts(msgspec.Struct, omit_defaults=True):
+    """Who answered a line and when: `timings` in Unix seconds (null where a milestone was not reached), the spans in seconds."""
+
+    line: int
+    worker: int | None = None
+    attempts: int = 0
+    code: str | None = None
+    timings: Timings | None = None
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+
 class OutputLine(msgspec.Struct):
     """One line of an output or error file."""
 
@@ -34,7 +47,7 @@ class OutputLine(msgspec.Struct):
     custom_id: str | None
     response: Response
     error: dict[str, Any] | None = None
-    enginepool: dict[str, Any] | UnsetType = UNSET
+    enginepool: Facts | UnsetType = UNSET
 
 
 class LineWriter:
@@ -44,24 +57,23 @@ class LineWriter:
         self._run = run
         self._is_plain = is_plain
         self._encode = msgspec.json.Encoder().encode
+        self._request_ids = map(f"enginepool-batch-{secrets.token_hex(8)}-{{:x}}".format, itertools.count(1))
 
     def of_output(self, number: int, custom_id: str, output: Output) -> bytes:
         """The line of what a worker has answered, or of what kept it from answering."""
         error = output.error
         body = NULL if output.answer is None else msgspec.Raw(output.answer.body)
-        response = Response(200 if error is None else error.http_status, _request_id(), body)
+        response = Response(200 if error is None else error.http_status, next(self._request_ids), body)
         facts = None if self._is_plain else _facts(number, output)
         return self._line(number, custom_id, response, None if error is None else _item_error(error), facts)
 
     def of_fault(self, number: int, fault: LineFault) -> bytes:
         """The line of one that was never sent."""
         error = error_object(f"line {number}: {fault.message}", fault.status, fault.param)
-        facts = None if self._is_plain else {"line": number, "code": "invalid_request"}
-        return self._line(number, fault.custom_id, Response(fault.status, _request_id()), error, facts)
+        facts = None if self._is_plain else Facts(number, code=Code.INVALID_REQUEST.value)
+        return self._line(number, fault.custom_id, Response(fault.status, next(self._request_ids)), error, facts)
 
-    def _line(
-        self, number: int, custom_id: str | None, response: Response, error: dict[str, Any] | None, facts: dict[str, Any] | None
-    ) -> bytes:
+    def _line(self, number: int, custom_id: str | None, response: Response, error: dict[str, Any] | None, facts: Facts | None) -> bytes:
         line = OutputLine(line_id(self._run, number), custom_id, response, error, UNSET if facts is None else facts)
         return self._encode(line) + b"\n"
 
@@ -81,18 +93,8 @@ def _item_error(error: ItemError) -> dict[str, Any]:
     return error_object(error.message, error.http_status, error.param, error.kind)
 
 
-def _facts(number: int, output: Output) -> dict[str, Any]:
-    facts: dict[str, Any] = {"line": number, "worker": output.worker, "attempts": output.attempts, "timings": _timings(output.timings)}
-    if output.error is not None:
-        facts["code"] = output.error.code.value
-    return facts
-
-
-def _timings(timings: Timings) -> dict[str, float]:
-    """Unix seconds of the milestones that were reached, and the spans between them in seconds, to the microsecond."""
-    values = {name: getattr(timings, name) for name in (*STAMPS, *SPANS)}
-    return {name: round(value, 6) for name, value in values.items() if value is not None}
-
-
-def _request_id() -> str:
-    return f"enginepool-batch-{uuid.uuid4().hex}"
+def _facts(number: int, output: Output) -> Facts:
+    timings, error = output.timings, output.error
+    code = None if error is None else error.code.value
+    spans = (timings.queue_s, timings.ttft_s, timings.tpot_s, timings.e2e_s)
+    return Facts(number, output.worker, output.attempts, code, timings, *spans)

@@ -146,9 +146,7 @@ def _opened(stack: ExitStack, name: str | None) -> Target | None:
     return opened
 
 
-def _run(
-    args: BatchArguments, choice: PoolChoice, feed: Iterator[Entry], progress: Progress, ledger: RunLedger, outbox: Outbox
-) -> Outcome:
+def _run(args: BatchArguments, choice: PoolChoice, feed: Iterator[Entry], progress: Progress, ledger: RunLedger, outbox: Outbox) -> Outcome:
     lines = LineWriter(progress.run, is_plain=args.is_plain)
     outcome = Outcome()
     with ExitStack() as stack:
@@ -171,9 +169,7 @@ def _run(
     return outcome
 
 
-def _close(
-    args: BatchArguments, choice: PoolChoice, progress: Progress, ledger: RunLedger, outcome: Outcome, failed_before: int
-) -> int:
+def _close(args: BatchArguments, choice: PoolChoice, progress: Progress, ledger: RunLedger, outcome: Outcome, failed_before: int) -> int:
     """Report, summary, and how to go on."""
     if outcome.end is End.COMPLETE and progress.earlier is not None:
         progress.earlier.remove()

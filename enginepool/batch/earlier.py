@@ -53,9 +53,7 @@ def read_results(path: Path) -> Iterator[Result]:
     if not path.exists():
         return
     with path.open("rb", buffering=1 << 20) as file:
-        place = 0
-        for data in file:
-            place += 1
+        for place, data in enumerate(file, 1):
             result = _read(data)
             if result is None:
                 raise SettingsError(f"{path}, line {place}: not a result of enginepool run-batch; --overwrite begins anew")

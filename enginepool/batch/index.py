@@ -89,7 +89,7 @@ class Ids:
 
 
 def _describe(source: InputFile, doubled: list[tuple[int, int]]) -> str:
-    wanted = {first: last for first, last in doubled[:MOST_SHOWN]}
+    wanted = dict(doubled[:MOST_SHOWN])
     named = [(read_custom_id(line), line.number) for line in source if line.number in wanted]
     shown = "; ".join(f"{custom_id!r:.80} on lines {number} and {wanted[number]}" for custom_id, number in named)
     more = f"; and {len(doubled) - len(named)} more" if len(doubled) > len(named) else ""

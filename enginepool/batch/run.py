@@ -244,5 +244,3 @@ def _record(output: Output) -> LineRecord:
 
 def _fault_record(number: int, fault: LineFault) -> LineRecord:
     return LineRecord(number, fault.custom_id, False, Code.INVALID_REQUEST.value, fault.message, None, 0, 0, 0, Timings())
-
-

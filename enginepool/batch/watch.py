@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 from enginepool.batch.ledger import LineRecord, RunLedger
 from enginepool.batch.progress import BatchView
@@ -42,7 +43,5 @@ class RunWatch:
 
 def say(text: str) -> None:
     """One line on stderr; a stderr that is closed is nobody's trouble."""
-    try:
+    with suppress(OSError, ValueError):
         print(f"enginepool run-batch: {text}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass

@@ -33,7 +33,6 @@ from enginepool.dispatcher.roster import RestartBudget, Roster, Slot, failure_co
 from enginepool.dispatcher.signals import Signals
 from enginepool.dispatcher.staff import Staff
 from enginepool.dispatcher.supervisor import OUT_OF_DESCRIPTORS, Supervisor
-from enginepool.trace_file import TraceFile
 from enginepool.dispatcher.voice import Voice
 from enginepool.dispatcher.warden import Warden
 from enginepool.dispatcher.watches import Watches
@@ -42,6 +41,7 @@ from enginepool.handover import EngineSpec, WorkerSpec
 from enginepool.protocol import PROTOCOL_VERSION, Limits, Ready, Welcome
 from enginepool.rundir import Claim
 from enginepool.status import PoolState, PoolStatus, WorkerState
+from enginepool.trace_file import TraceFile
 from enginepool.transport import Router
 
 SLOW_TURN_S = 0.25

@@ -11,8 +11,8 @@ from enginepool.dispatcher.backlog import Item
 from enginepool.dispatcher.desk import Deliver
 from enginepool.dispatcher.latency import LatencyWindow
 from enginepool.dispatcher.trace import NOTHING_REACHED, Milestones, TraceLanes
-from enginepool.trace_file import TraceFile
 from enginepool.errors import Code, ItemError
+from enginepool.trace_file import TraceFile
 
 COUNTERS_S = 1.0
 
