@@ -40,6 +40,7 @@ bench: install
 	$(BIN)/python bench/dispatch.py
 	$(BIN)/python bench/iter_many.py
 	$(BIN)/python bench/recovery.py
+	$(BIN)/python bench/run_batch.py
 	$(BIN)/python bench/soak.py --minutes 10
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/timings.py

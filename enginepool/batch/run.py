@@ -176,7 +176,7 @@ class BatchRun:
             return
         data = self._lines.of_output(output.index, output.request_id, output)
         self._outbox.put(output.index, Ready(data, output.error is not None))
-        self._watcher.ended(_record(output))
+        self._watcher.ended(record_of(output))
         if output.answer is not None:
             for notice in output.answer.notices:
                 self._watcher.notice(notice)
@@ -226,7 +226,8 @@ class _StatusAsker:
         self._stack.close()
 
 
-def _record(output: Output) -> LineRecord:
+def record_of(output: Output) -> LineRecord:
+    """What is to be counted of a line that the pool has ended."""
     error, answer = output.error, output.answer
     return LineRecord(
         output.index,
