@@ -18,6 +18,23 @@ KINDS = (MODEL, PLAIN, DEFAULT_TEMPLATE)
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 
+RESERVED = {
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+}
+"""What a template or transformers' `apply_chat_template` is given by others; a keyword of the same name would override it."""
+
 _JINJA_SIGNS = ("{", "}", "\n")
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from enginepool.chat_format import MODEL, read_format, read_template, why_not_text
+from enginepool.chat_format import MODEL, RESERVED, read_format, read_template, why_not_text
 from enginepool.client.requests import Encoded, EncodedParams, check_size
 from enginepool.errors import Code, InvalidRequest, ItemError
 from enginepool.payload import ChatOptions, ChatRequest, decode_options, encode
@@ -17,23 +17,6 @@ from enginepool.pinpoint import describe_encoding_error
 
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
-
-RESERVED = {
-    "add_generation_prompt",
-    "chat_template",
-    "continue_final_message",
-    "conversation",
-    "messages",
-    "padding",
-    "return_assistant_tokens_mask",
-    "return_dict",
-    "return_tensors",
-    "tokenize",
-    "tokenizer_kwargs",
-    "tools",
-    "truncation",
-}
-"""What a template or transformers' `apply_chat_template` is given by others; a keyword of the same name would override it."""
 
 
 class ChatKeywords(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""Builds the engine a spec asks for, proves that it generates, and describes it to the dispatcher."""
+"""Builds the engine a spec asks for, proves that it works, and describes it to the dispatcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from enginepool.clock import monotonic
 from enginepool.errors import ItemError, sayable
 from enginepool.handover import WorkerSpec
-from enginepool.payload import GenerateRequest
+from enginepool.payload import GenerateRequest, OpenAIRequest, Request
 from enginepool.protocol import Message, Ready, Stage
 from enginepool.worker.engine import Engine, Finished, StartRefused, hint_for
 
@@ -21,13 +21,13 @@ PROOF_LEASE = 0
 
 
 def boot(spec: WorkerSpec, send: Callable[[Message], None]) -> Engine:
-    """Build the engine and generate one token. Raises StartRefused when the arguments or the installation are at fault."""
+    """Build the engine, and generate one token or embed one. Raises StartRefused when the arguments or the installation are at fault."""
 
     def report(text: str) -> None:
         send(Stage(sayable(text)))
 
     engine = _build(spec, report)
-    report("generating a first token")
+    report("generating a first token" if "generate" in engine.info.tasks else "embedding a first token")
     _prove(engine)
     return engine
 
@@ -65,8 +65,16 @@ def _build(spec: WorkerSpec, report: Callable[[str], None]) -> Engine:
     return VllmEngine(spec.engine, report)
 
 
+def _proof(tasks: list[str]) -> Request:
+    if "generate" in tasks:
+        return GenerateRequest(None, [1], PROOF_PARAMS)
+    if "embed" in tasks:
+        return OpenAIRequest("/v1/embeddings", b'{"input": [1]}')
+    raise StartRefused("usage", f"the model is there for {', '.join(tasks)}; a pool can be asked for text and for embeddings only")
+
+
 def _prove(engine: Engine) -> None:
-    engine.admit(PROOF_LEASE, GenerateRequest(None, [1], PROOF_PARAMS), monotonic())
+    engine.admit(PROOF_LEASE, _proof(engine.info.tasks), monotonic())
     while engine.has_unfinished:
         for event in engine.step():
             if isinstance(event, Finished) and isinstance(event.result, ItemError):

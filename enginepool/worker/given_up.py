@@ -37,7 +37,7 @@ class GivenUp(logging.Handler):
         """The error of an item that vLLM ended with `finish_reason` "error"."""
         self.acquire()  # vLLM compiles, and logs, on threads of its own
         try:
-            ids = [name for name in self._causes if re.match(rf"(\d+_)?{lease}-", name)]
+            ids = [name for name in self._causes if re.match(rf"(\d+_)?{lease}(\.\d+)?-", name)]
             causes = [self._causes.pop(name) for name in ids]
         finally:
             self.release()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -21,21 +21,23 @@ from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, S
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.utils import record_function_or_nullcontext
 
-from enginepool.clock import EngineStamps, from_raw, monotonic
-from enginepool.errors import Code
+from enginepool.clock import monotonic
+from enginepool.errors import Code, ItemError
 from enginepool.handover import EngineSpec
-from enginepool.payload import ChatRequest, CompletionOutput, GenerateResult, Logprob, Logprobs, Request, decode_params
+from enginepool.payload import Answer, ChatRequest, GenerateRequest, GenerateResult, Logprobs, OpenAIRequest, Request, decode_params
 from enginepool.status import Load
 from enginepool.worker.engine import NO_TEMPLATE, EngineInfo, Event, Finished, RefusedItem, Scope, StartRefused, Streamed, hint_for
 from enginepool.worker.given_up import GivenUp
-from enginepool.worker.vllm_args import engine_arguments
+from enginepool.worker.vllm_args import serving_arguments, split_arguments
 from enginepool.worker.vllm_chat import ChatRenderer
 from enginepool.worker.vllm_grammar import GrammarBackend
+from enginepool.worker.vllm_openai import Call, OpenAIServer
+from enginepool.worker.vllm_results import logprobs_of, parts_of, stamps_of
+from enginepool.worker.vllm_serving import add_request
 from enginepool.worker.vllm_stats import IterationTap
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
-    from vllm.v1.metrics.stats import RequestStateStats
 
 Report = Callable[[str], None]
 
@@ -44,7 +46,7 @@ class VllmEngine:
     """Keeps the lease number as the external request id; vLLM makes its own internal one from it."""
 
     def __init__(self, spec: EngineSpec, report: Report) -> None:
-        args = engine_arguments(spec)
+        args, frontend = split_arguments(spec)
         compiling = "" if args.get("enforce_eager") else ", compiling (a minute or more on CPUs; enforce_eager skips it)"
         report(f"loading {spec.name} with vLLM {vllm.__version__}{compiling}")
         try:
@@ -54,6 +56,7 @@ class VllmEngine:
                 traceback.print_exc()
             raise StartRefused("engine", f"vLLM could not load {spec.model}: {_first_lines(error)}{hint_for(error)}") from error
         self._engine = self._llm.llm_engine
+        self._openai = self._serve(spec, frontend)
         self._has_stats = self._engine.log_stats
         if not self._has_stats:
             report("warning: disable_log_stats is set, so queued, scheduled, first_token and last_token stay empty")
@@ -66,6 +69,13 @@ class VllmEngine:
         self._items: dict[int, _Item] = {}
         self._totals = [0, 0]
         self._model = spec.name
+
+    def _serve(self, spec: EngineSpec, frontend: dict[str, Any]) -> OpenAIServer:
+        arguments = serving_arguments(spec, frontend, self._engine.vllm_config)
+        try:
+            return OpenAIServer(self._engine, arguments, self._add_openai, self._engine.abort_request, _code_of)
+        except (ValueError, TypeError, KeyError, OSError) as error:
+            raise StartRefused("usage", f"vLLM refuses how OpenAI requests are to be answered: {_first_lines(error)}") from error
 
     @property
     def info(self) -> EngineInfo:
@@ -111,7 +121,7 @@ class VllmEngine:
         """From vLLM's detokenizers, which count whether or not there are statistics; an item's samples are added up."""
         counts = dict.fromkeys(self._items, 0)
         for state in self._engine.output_processor.request_states.values():
-            lease = int(state.external_req_id)
+            lease = _lease_of(state.external_req_id)
             if lease in counts and state.detokenizer is not None:
                 counts[lease] += state.detokenizer.num_output_tokens()
         return counts
@@ -130,7 +140,11 @@ class VllmEngine:
         return [] if resources is None else [process.pid for process in resources.engine_manager.processes]
 
     def admit(self, lease: int, request: Request, arrived: float) -> None:
-        """Render and add one item as `LLM.enqueue` and `LLM.enqueue_chat` do."""
+        """Render and add one item as `LLM.enqueue` and `LLM.enqueue_chat` do, or vLLM's server for OpenAI's API."""
+        if isinstance(request, OpenAIRequest):
+            call = self._openai.admit(lease, request)
+            self._items[lease] = _Item(arrived, call=call, is_structured=call.is_structured)
+            return
         try:
             params = self._params(request)
             self._engine.add_request(str(lease), self._render(request), params)
@@ -147,14 +161,17 @@ class VllmEngine:
 
     def step(self) -> list[Event]:
         """One vLLM step; FINAL_ONLY outputs come when they are finished, DELTA outputs whenever there is something new."""
-        return [self._finish(output) if output.finished else self._delta(output) for output in self._engine.step()]
+        events = (self._finish(output) if output.finished else self._delta(output) for output in self._engine.step())
+        return [event for event in events if event is not None]
 
     def abort(self, leases: list[int]) -> None:
         """vLLM gives no final output for an aborted request."""
-        if leases:
-            self._engine.abort_request([str(lease) for lease in leases])
-        for lease in leases:
-            self._items.pop(lease, None)
+        items = [(lease, self._items.pop(lease)) for lease in leases if lease in self._items]
+        if items:
+            self._engine.abort_request([name for lease, item in items for name in item.ids(lease)])
+        for _, item in items:
+            if item.call is not None:
+                self._openai.drop(item.call)
 
     def load(self) -> Load:
         """vLLM's own gauges; without statistics only what was finished is known."""
@@ -175,12 +192,18 @@ class VllmEngine:
     def close(self) -> None:
         """Shut the core down, drop the engine, collect. A core in its own process is killed: vLLM would wait 5 s for it."""
         self._given_up.close()
+        self._openai.close()
         core = self._engine.engine_core
         core.shutdown(timeout=0)
-        del self._engine, self._llm, self._chat
+        del self._engine, self._llm, self._chat, self._openai
         gc.collect()
 
-    def _render(self, request: Request) -> Any:
+    def _add_openai(self, name: str, prompt: Any, params: Any, options: dict[str, Any]) -> None:
+        add_request(self._engine, name, prompt, params, options)
+        if isinstance(params, SamplingParams):
+            self._grammar.check(params)
+
+    def _render(self, request: GenerateRequest | ChatRequest) -> Any:
         if isinstance(request, ChatRequest):
             return self._chat.render(request)
         return self._render_text(request.prompt) if request.prompt is not None else self._render_ids(request.prompt_token_ids)
@@ -196,7 +219,7 @@ class VllmEngine:
         (rendered,) = renderer.render_cmpl([parse_model_prompt(self._llm.model_config, prompt)], renderer.default_cmpl_tok_params)
         return rendered
 
-    def _params(self, request: Request) -> SamplingParams:
+    def _params(self, request: GenerateRequest | ChatRequest) -> SamplingParams:
         fields = decode_params(request.params)
         if fields is None:
             params = self._llm.get_default_sampling_params()
@@ -211,82 +234,68 @@ class VllmEngine:
 
     def _delta(self, output: RequestOutput) -> Streamed:
         """What is new. vLLM hands the prompt's logprobs out once, later ones are empty; the result will want them."""
-        lease = int(output.request_id)
+        lease = _lease_of(output.request_id)
         if output.prompt_logprobs:
-            self._items[lease].prompt_logprobs = _logprobs(output.prompt_logprobs)
-        parts = _parts(output)
+            self._items[lease].prompt_logprobs = logprobs_of(output.prompt_logprobs)
+        parts = parts_of(output)
         self._totals[1] += sum(len(part.token_ids) for part in parts)
         return Streamed(lease, parts)
 
-    def _finish(self, output: RequestOutput) -> Finished:
+    def _finish(self, output: Any) -> Finished | None:
+        """What has come of an item; None while others of its engine requests run, or after one of them has failed."""
         finished = monotonic()
-        lease = int(output.request_id)
-        item = self._items.pop(lease)
-        parts = _parts(output)
+        lease = _lease_of(output.request_id)
+        item = self._items.get(lease)
+        if item is None:
+            return None
+        samples = output.outputs if isinstance(output.outputs, list) else []  # a pooling model's output is no list
         self._totals[0] += len(output.prompt_token_ids or ())
-        self._totals[1] += sum(len(part.token_ids) for part in parts)
-        if any(part.finish_reason == "error" for part in parts):
+        self._totals[1] += sum(len(sample.token_ids) for sample in samples)
+        if any(sample.finish_reason == "error" for sample in samples):
+            self.abort([lease])
             error = self._given_up.error_of(lease, is_structured=item.is_structured)
-            return Finished(lease, error, _stamps(output.metrics, item.arrived, finished))
-        result = GenerateResult(
-            parts,
+            return Finished(lease, error, stamps_of(output.metrics, item.arrived, finished))
+        result = self._result(output, item) if item.call is None else self._answer(output, item.call)
+        if result is None:
+            return None
+        del self._items[lease]
+        first = output if item.call is None else item.call.first
+        return Finished(lease, result, stamps_of(getattr(first, "metrics", None), item.arrived, finished))
+
+    def _result(self, output: RequestOutput, item: _Item) -> GenerateResult:
+        return GenerateResult(
+            parts_of(output),
             output.prompt_token_ids,
-            _logprobs(output.prompt_logprobs) or item.prompt_logprobs,
+            logprobs_of(output.prompt_logprobs) or item.prompt_logprobs,
             output.num_cached_tokens,
             output.prompt if item.is_chat else None,
         )
-        return Finished(lease, result, _stamps(output.metrics, item.arrived, finished))
+
+    def _answer(self, output: Any, call: Call) -> GenerateResult | ItemError | None:
+        answer = self._openai.take(call, output.request_id, output)
+        return GenerateResult([], answer=answer) if isinstance(answer, Answer) else answer
 
 
 class _Item:
     """What is remembered of an item in the engine."""
 
-    __slots__ = ("arrived", "is_chat", "is_structured", "prompt_logprobs")
+    __slots__ = ("arrived", "call", "is_chat", "is_structured", "prompt_logprobs")
 
-    def __init__(self, arrived: float, *, is_chat: bool, is_structured: bool) -> None:
+    def __init__(self, arrived: float, *, is_structured: bool, is_chat: bool = False, call: Call | None = None) -> None:
         self.arrived = arrived
+        self.call = call
         self.is_chat = is_chat
         self.is_structured = is_structured
         self.prompt_logprobs: Logprobs | None = None
 
-
-def _parts(output: RequestOutput) -> list[CompletionOutput]:
-    return [
-        CompletionOutput(
-            sample.index,
-            sample.text,
-            list(sample.token_ids),
-            sample.finish_reason,
-            sample.stop_reason,
-            sample.cumulative_logprob,
-            _logprobs(sample.logprobs),
-        )
-        for sample in sorted(output.outputs, key=lambda sample: sample.index)
-    ]
+    def ids(self, lease: int) -> list[str]:
+        """The engine's ids of its requests."""
+        return [str(lease)] if self.call is None else self.call.ids
 
 
-def _stamps(metrics: RequestStateStats | None, arrived: float, finished: float) -> EngineStamps:
-    """Copy at receipt, since the metrics object is live."""
-    if metrics is None:
-        return EngineStamps(arrived=arrived, finished=finished)
-    return EngineStamps(
-        arrived=arrived,
-        queued=from_raw(metrics.queued_ts),
-        scheduled=from_raw(metrics.scheduled_ts),
-        first_token=from_raw(metrics.first_token_ts),
-        last_token=from_raw(metrics.last_token_ts),
-        finished=finished,
-        num_tokens=metrics.num_generation_tokens,
-    )
-
-
-def _logprobs(positions: Sequence[Any] | None) -> Logprobs | None:
-    if positions is None:
-        return None
-    return [
-        None if position is None else {token: Logprob(item.logprob, item.rank, item.decoded_token) for token, item in position.items()}
-        for position in positions
-    ]
+def _lease_of(request_id: str) -> int:
+    """An OpenAI request with several prompts is several engine requests: `7`, `7.1`, …"""
+    return int(request_id.partition(".")[0])
 
 
 def _first_lines(error: Exception) -> str:
