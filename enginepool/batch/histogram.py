@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from typing import NamedTuple
+
+import msgspec
 
 PER_DECADE = 40  # a bucket's ends are 6 % apart
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -6, 6
@@ -12,7 +13,7 @@ NUM_BUCKETS = PER_DECADE * (HIGHEST_EXPONENT - LOWEST_EXPONENT)
 FINEST_BAR = 4  # buckets
 
 
-class HistogramBar(NamedTuple):
+class HistogramBar(msgspec.Struct, frozen=True):
     """How many values lie from `low_s` up to `high_s`."""
 
     low_s: float
