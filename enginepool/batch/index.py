@@ -11,7 +11,7 @@ from typing import IO
 import msgspec
 
 from enginepool.batch.lines import InputFile, Line
-from enginepool.batch.request import read_custom_id
+from enginepool.batch.request import read_head
 from enginepool.errors import SettingsError
 
 DIGEST_BYTES = 8
@@ -26,6 +26,7 @@ class Index(msgspec.Struct):
 
     num_lines: int
     num_requests: int
+    num_chats: int
     fingerprint: str
     digests: IO[bytes]
 
@@ -39,7 +40,7 @@ def index_input(source: InputFile, on_line: Callable[[int], None] = lambda _: No
     """Read it once, in bounded memory: what grows with the file lies in temporary files. Raises SettingsError for doubled ids."""
     digests: IO[bytes] = tempfile.TemporaryFile(prefix="enginepool-batch-")  # noqa: SIM115 (the index keeps it)
     whole = hashlib.blake2b(digest_size=16)
-    num_lines = num_requests = 0
+    num_lines = num_requests = num_chats = 0
     with Ids() as ids:
         for line in source:
             digest = digest_of(line)
@@ -49,13 +50,15 @@ def index_input(source: InputFile, on_line: Callable[[int], None] = lambda _: No
             if line.is_blank:
                 continue
             num_requests += 1
-            if (custom_id := read_custom_id(line)) is not None:
-                ids.add(custom_id, line.number)
+            head = read_head(line)
+            num_chats += head.is_chat
+            if head.custom_id is not None:
+                ids.add(head.custom_id, line.number)
             on_line(line.number)
         if doubled := ids.doubled():
             raise SettingsError(_describe(source, doubled))
     digests.flush()
-    return Index(num_lines, num_requests, whole.hexdigest(), digests)
+    return Index(num_lines, num_requests, num_chats, whole.hexdigest(), digests)
 
 
 class Ids:
@@ -90,7 +93,7 @@ class Ids:
 
 def _describe(source: InputFile, doubled: list[tuple[int, int]]) -> str:
     wanted = dict(doubled[:MOST_SHOWN])
-    named = [(read_custom_id(line), line.number) for line in source if line.number in wanted]
+    named = [(read_head(line).custom_id, line.number) for line in source if line.number in wanted]
     shown = "; ".join(f"{custom_id!r:.80} on lines {number} and {wanted[number]}" for custom_id, number in named)
     more = f"; and {len(doubled) - len(named)} more" if len(doubled) > len(named) else ""
     return f"input {source.path}: results could not be told apart, since a custom_id must be unique: {shown}{more}"

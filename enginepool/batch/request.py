@@ -42,16 +42,25 @@ _decode = msgspec.json.Decoder().decode
 _decode_body = msgspec.json.Decoder(_Body).decode
 
 
-def read_custom_id(line: Line) -> str | None:
-    """The id of a line, also of one that is no good otherwise; None when there is none."""
+class Head(msgspec.Struct, frozen=True):
+    """What the first pass wants to know of a line."""
+
+    custom_id: str | None
+    is_chat: bool = False
+
+
+def read_head(line: Line) -> Head:
+    """The id of a line, also of one that is no good otherwise, and whether it is a conversation."""
     if line.is_cut:
-        return find_custom_id(line.data)
+        return Head(find_custom_id(line.data))
     try:
         envelope = _decode(line.data)
     except _UNREADABLE:
-        return find_custom_id(line.data)
-    custom_id = envelope.get("custom_id") if isinstance(envelope, dict) else None
-    return custom_id if isinstance(custom_id, str) else None
+        return Head(find_custom_id(line.data))
+    if not isinstance(envelope, dict):
+        return Head(None)
+    custom_id = envelope.get("custom_id")
+    return Head(custom_id if isinstance(custom_id, str) else None, envelope.get("url") == URLS[0])
 
 
 def read_request(line: Line, max_line_bytes: int) -> BatchRequest | LineFault:

@@ -21,7 +21,7 @@ from enginepool.client.mailbox import ThreadMailbox
 from enginepool.client.openai import encode_openai, sequences_only
 from enginepool.client.outputs import Output
 from enginepool.clock import Timings, monotonic
-from enginepool.errors import Code
+from enginepool.errors import CallerError, Code, ItemError
 from enginepool.payload import OpenAIRequest
 from enginepool.status import PoolStatus
 
@@ -31,6 +31,8 @@ LONGEST_SLEEP_S = 0.2
 LEAST_WINDOW = 64
 MAX_BYTES = 128 << 20
 """Requests in flight, and results that wait for their turn: no more than so many bytes of each."""
+NO_TEMPLATE = ("must provide a chat template", "has no chat template")
+"""What vLLM and transformers say of a model that can't take conversations."""
 NOT_DONE = (Code.DRAINING, Code.POOL_LOST, Code.OVERLOADED)
 """The pool gave these back; another pool, or the same command later, may do them."""
 
@@ -48,6 +50,10 @@ class Watcher(Protocol):
         """Something that a person should read."""
 
 
+class NoTemplate(CallerError):
+    """All lines are conversations, and the model has no chat template: there is no use in trying them one by one."""
+
+
 class End(enum.Enum):
     """How a run came to its end."""
 
@@ -63,6 +69,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     is_strict: bool = False
     is_ordered: bool = False
+    is_all_chat: bool = False
 
 
 class BatchRun:
@@ -90,7 +97,8 @@ class BatchRun:
     def run(self, interrupts: Interrupts) -> End:
         """Work until all is done, or until something ends it.
 
-        Raises PoolLost when the dispatcher is gone, OutputFailed when results can't be written: what was written stands.
+        Raises PoolLost when the dispatcher is gone, OutputFailed when results can't be written, NoTemplate when no line can be run:
+        what was written stands.
         """
         is_told = False
         try:
@@ -174,6 +182,8 @@ class BatchRun:
         if output.error is not None and output.error.code in NOT_DONE:
             self._is_given_back = True
             return
+        if self._options.is_all_chat and output.error is not None:
+            _check_template(output.error)
         data = self._lines.of_output(output.index, output.request_id, output)
         self._outbox.put(output.index, Ready(data, output.error is not None))
         self._watcher.ended(record_of(output))
@@ -224,6 +234,12 @@ class _StatusAsker:
     def close(self) -> None:
         """Forget the question."""
         self._stack.close()
+
+
+def _check_template(error: ItemError) -> None:
+    if any(words in error.message for words in NO_TEMPLATE):
+        way_out = "give one with `-- --chat-template FILE`, or a model that has been tuned for conversations"
+        raise NoTemplate(f"all lines are conversations and the model has no chat template, so nothing was run; {way_out}")
 
 
 def record_of(output: Output) -> LineRecord:
