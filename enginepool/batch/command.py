@@ -12,6 +12,7 @@ import msgspec
 
 from enginepool.batch import target
 from enginepool.batch.answers import LineWriter
+from enginepool.batch.closing import BatchArguments, Outcome, close, code_of_lines
 from enginepool.batch.earlier import FAILED, OK
 from enginepool.batch.feed import Entry, entries
 from enginepool.batch.index import Index, index_input
@@ -19,37 +20,17 @@ from enginepool.batch.interrupts import Interrupts
 from enginepool.batch.ledger import RunLedger
 from enginepool.batch.lines import InputFile
 from enginepool.batch.outbox import Outbox
-from enginepool.batch.progress import make_batch_view, summary_lines
+from enginepool.batch.progress import make_batch_view
 from enginepool.batch.resume import Policy, Progress, begin, begin_stream
-from enginepool.batch.run import BatchRun, End, Options
-from enginepool.batch.target import OutputFailed, Target
+from enginepool.batch.run import BatchRun, Options
+from enginepool.batch.target import Target
 from enginepool.batch.trace import TraceWriter
 from enginepool.batch.watch import RunWatch, say
 from enginepool.client.pool import Pool
 from enginepool.clock import monotonic
-from enginepool.errors import EnginePoolError, ExitCode, InvalidRequest
+from enginepool.errors import EnginePoolError, InvalidRequest
 
 INDEXING_AFTER_S = 2.0
-
-
-class BatchArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says, apart from the pool."""
-
-    input_file: str
-    output_file: str
-    error_file: str | None = None
-    is_ordered: bool = False
-    is_plain: bool = False
-    is_strict: bool = False
-    retry_failed: bool = False
-    force: bool = False
-    overwrite: bool = False
-    quiet: bool = False
-    priority: int = 0
-    window: int | None = None
-    max_line_bytes: int = 32 << 20
-    report: str | None = None
-    trace: str | None = None
 
 
 class PoolChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,14 +39,6 @@ class PoolChoice(msgspec.Struct, frozen=True, kw_only=True):
     join: Callable[[], Pool]
     settings: Mapping[str, Any]
     is_own: bool
-
-
-class Outcome(msgspec.Struct):
-    """How the loop ended: by itself, by a signal, or by a failure."""
-
-    end: End = End.INTERRUPTED
-    failure: EnginePoolError | None = None
-    signal_code: int = ExitCode.INTERRUPTED
 
 
 def run_batch(args: BatchArguments, choice: PoolChoice) -> int:
@@ -85,9 +58,19 @@ def run_batch(args: BatchArguments, choice: PoolChoice) -> int:
         assert out is not None
         if not _is_done(args, progress, index):
             outbox = Outbox(out, errors, is_ordered=args.is_ordered)
-            outcome = _run(args, choice, entries(source, progress, args.max_line_bytes), progress, ledger, outbox)
-            return _close(args, choice, progress, ledger, outcome, failed_before)
-    return _code_of_lines(index.num_requests, failed_before)
+            options = Options(
+                window=args.window,
+                priority=args.priority,
+                is_strict=args.is_strict,
+                is_ordered=args.is_ordered,
+                is_all_chat=index.num_chats == index.num_requests,
+            )
+            run = _Prepared(
+                entries(source, progress, args.max_line_bytes), LineWriter(progress.run, is_plain=args.is_plain), outbox, options
+            )
+            outcome = _run(args, choice, run, ledger)
+            return close(args, choice.settings, progress, ledger, outcome, failed_before)
+    return code_of_lines(index.num_requests, failed_before)
 
 
 def _is_done(args: BatchArguments, progress: Progress, index: Index) -> bool:
@@ -146,15 +129,23 @@ def _opened(stack: ExitStack, name: str | None) -> Target | None:
     return opened
 
 
-def _run(args: BatchArguments, choice: PoolChoice, feed: Iterator[Entry], progress: Progress, ledger: RunLedger, outbox: Outbox) -> Outcome:
-    lines = LineWriter(progress.run, is_plain=args.is_plain)
+class _Prepared(msgspec.Struct):
+    """What a run needs beside a pool."""
+
+    feed: Iterator[Entry]
+    lines: LineWriter
+    outbox: Outbox
+    options: Options
+
+
+def _run(args: BatchArguments, choice: PoolChoice, prepared: _Prepared, ledger: RunLedger) -> Outcome:
     outcome = Outcome()
     with ExitStack() as stack:
         trace = None if args.trace is None else stack.enter_context(TraceWriter(args.trace, say))
         pool = stack.enter_context(choice.join())
         view = make_batch_view(ledger.num_lines, quiet=args.quiet)
-        options = Options(window=args.window, priority=args.priority, is_strict=args.is_strict, is_ordered=args.is_ordered)
-        run = BatchRun(pool._connection, feed, outbox, lines, RunWatch(ledger, view, trace), options)
+        watch = RunWatch(ledger, view, trace)
+        run = BatchRun(pool._connection, prepared.feed, prepared.outbox, prepared.lines, watch, prepared.options)
         ledger.started_wall = time.time()
         with Interrupts(run.wake) as interrupts:
             view.open()
@@ -167,50 +158,3 @@ def _run(args: BatchArguments, choice: PoolChoice, feed: Iterator[Entry], progre
             outcome.signal_code = interrupts.exit_code
         ledger.finish(time.time())
     return outcome
-
-
-def _close(args: BatchArguments, choice: PoolChoice, progress: Progress, ledger: RunLedger, outcome: Outcome, failed_before: int) -> int:
-    """Report, summary, and how to go on."""
-    if outcome.end is End.COMPLETE and progress.earlier is not None:
-        progress.earlier.remove()
-    if args.report is not None:
-        _write_report(args.report, args, choice, ledger)
-    for text in summary_lines(ledger):
-        say(text)
-    if outcome.failure is not None:
-        if not (isinstance(outcome.failure, OutputFailed) and outcome.failure.is_closed_pipe):
-            say(f"error: {outcome.failure}")
-        code: int = outcome.failure.exit_code
-    elif outcome.end is End.COMPLETE:
-        return _code_of_lines(ledger.num_lines, ledger.failed + failed_before)
-    elif outcome.end is End.POOL_STOPPED:
-        say("the pool was stopped and gave back what it had not finished")
-        code = ExitCode.NO_DISPATCHER
-    else:
-        code = outcome.signal_code
-    say(_how_to_go_on(args, ledger))
-    return code
-
-
-def _how_to_go_on(args: BatchArguments, ledger: RunLedger) -> str:
-    left = ledger.num_lines - ledger.done
-    lines = f"{left:,} line{'s are' if left != 1 else ' is'} left"
-    if not target.is_file_or_new(args.output_file):
-        return f"{lines}; what went to {args.output_file} can't be continued from there"
-    return f"{lines}; the same command goes on from here"
-
-
-def _code_of_lines(num_lines: int, num_failed: int) -> int:
-    if not num_failed:
-        return ExitCode.OK
-    return ExitCode.ALL_LINES_FAILED if num_failed == num_lines else ExitCode.FAILED
-
-
-def _write_report(path: str, args: BatchArguments, choice: PoolChoice, ledger: RunLedger) -> None:
-    from enginepool.batch.report import write_report
-
-    facts = {"input": args.input_file, "output": args.output_file, **{name: str(value) for name, value in choice.settings.items()}}
-    try:
-        write_report(Path(path), ledger, facts)
-    except OSError as error:
-        say(f"report {path}: {error.strerror}")

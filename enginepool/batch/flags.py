@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from enginepool import rundir
-from enginepool.batch.command import BatchArguments, PoolChoice
+from enginepool.batch.closing import BatchArguments
+from enginepool.batch.command import PoolChoice
 from enginepool.client.pool import Pool
 from enginepool.config import resolve_settings
 from enginepool.errors import InvalidRequest

@@ -1,0 +1,96 @@
+"""The end of a run: report, summary, how to go on, and the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from enginepool.batch import target
+from enginepool.batch.ledger import RunLedger
+from enginepool.batch.progress import summary_lines
+from enginepool.batch.resume import Progress
+from enginepool.batch.run import End
+from enginepool.batch.target import OutputFailed
+from enginepool.batch.watch import say
+from enginepool.errors import EnginePoolError, ExitCode
+
+
+class BatchArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says, apart from the pool."""
+
+    input_file: str
+    output_file: str
+    error_file: str | None = None
+    is_ordered: bool = False
+    is_plain: bool = False
+    is_strict: bool = False
+    retry_failed: bool = False
+    force: bool = False
+    overwrite: bool = False
+    quiet: bool = False
+    priority: int = 0
+    window: int | None = None
+    max_line_bytes: int = 32 << 20
+    report: str | None = None
+    trace: str | None = None
+
+
+class Outcome(msgspec.Struct):
+    """How the loop ended: by itself, by a signal, or by a failure."""
+
+    end: End = End.INTERRUPTED
+    failure: EnginePoolError | None = None
+    signal_code: int = ExitCode.INTERRUPTED
+
+
+def close(
+    args: BatchArguments, settings: Mapping[str, Any], progress: Progress, ledger: RunLedger, outcome: Outcome, failed_before: int
+) -> int:
+    """Report, summary, and how to go on."""
+    if outcome.end is End.COMPLETE and progress.earlier is not None:
+        progress.earlier.remove()
+    if args.report is not None:
+        _write_report(args.report, args, settings, ledger)
+    for text in summary_lines(ledger):
+        say(text)
+    if outcome.failure is not None:
+        if not (isinstance(outcome.failure, OutputFailed) and outcome.failure.is_closed_pipe):
+            say(f"error: {outcome.failure}")
+        code: int = outcome.failure.exit_code
+    elif outcome.end is End.COMPLETE:
+        return code_of_lines(ledger.num_lines, ledger.failed + failed_before)
+    elif outcome.end is End.POOL_STOPPED:
+        say("the pool was stopped and gave back what it had not finished")
+        code = ExitCode.NO_DISPATCHER
+    else:
+        code = outcome.signal_code
+    say(_how_to_go_on(args, ledger))
+    return code
+
+
+def _how_to_go_on(args: BatchArguments, ledger: RunLedger) -> str:
+    left = ledger.num_lines - ledger.done
+    lines = f"{left:,} line{'s are' if left != 1 else ' is'} left"
+    if not target.is_file_or_new(args.output_file):
+        return f"{lines}; what went to {args.output_file} can't be continued from there"
+    return f"{lines}; the same command goes on from here"
+
+
+def code_of_lines(num_lines: int, num_failed: int) -> int:
+    """The exit code of a run that is through."""
+    if not num_failed:
+        return ExitCode.OK
+    return ExitCode.ALL_LINES_FAILED if num_failed == num_lines else ExitCode.FAILED
+
+
+def _write_report(path: str, args: BatchArguments, settings: Mapping[str, Any], ledger: RunLedger) -> None:
+    from enginepool.batch.report import write_report
+
+    facts = {"input": args.input_file, "output": args.output_file, **{name: str(value) for name, value in settings.items()}}
+    try:
+        write_report(Path(path), ledger, facts)
+    except OSError as error:
+        say(f"report {path}: {error.strerror}")
