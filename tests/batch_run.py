@@ -10,14 +10,20 @@ from enginepool.batch.ledger import LineRecord, RunLedger
 from enginepool.clock import Timings
 
 STARTED = 1_780_000_000.0
+STAMPS = ("submitted", "received", "leased", "arrived", "queued", "scheduled", "first_token", "last_token", "finished", "delivered")
+BEFORE = (-1.0, -0.9, -0.8, -0.79, -0.75, -0.7, -0.5, -0.1, -0.05, 0.0)
 
 
 def make_record(
     line: int = 1, *, end: float = 1.0, code: str | None = None, worker: int | None = 0, tokens: int = 10, **changes: object
 ) -> LineRecord:
     """One line that was answered within the second before `end`, which is in seconds since STARTED."""
-    stamps = [STARTED + end + before for before in (-1.0, -0.9, -0.8, -0.79, -0.75, -0.7, -0.5, -0.1, -0.05, 0.0)]
-    timings = Timings(*stamps, num_tokens=tokens) if worker is not None else Timings(submitted=stamps[0], delivered=stamps[-1])
+    stamps = dict(zip(STAMPS, (STARTED + end + before for before in BEFORE), strict=True))
+    timings = (
+        Timings(**stamps, num_tokens=tokens)
+        if worker is not None
+        else Timings(submitted=stamps["submitted"], delivered=stamps["delivered"])
+    )
     message = None if code is None else f"it was {code}"
     record = LineRecord(line, f"request-{line}", code is None, code, message, worker, 1, 20, tokens if code is None else 0, timings)
     return LineRecord(**{name: changes.get(name, getattr(record, name)) for name in record.__struct_fields__})  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import msgspec
 WIDTH, HEIGHT = 1000.0, 100.0
 TIME_STEPS_S = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 7200, 18_000, 36_000, 86_400]
 MAX_TIME_TICKS = 9
+MAX_LOG_TICKS = 7
 
 
 class Tick(NamedTuple):
@@ -41,10 +42,11 @@ class Spot(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """An upright line at a percentage of the x axis."""
+    """An upright line at a percentage of the x axis; a bare one has no room for its name."""
 
     at: float
     css: str
+    is_bare: bool = False
 
 
 class Axis(NamedTuple):
@@ -103,12 +105,14 @@ def value_ticks(highest: float, max_ticks: int = 4) -> tuple[list[Tick], float]:
 
 
 def log_ticks(low_s: float, high_s: float) -> list[Tick]:
-    """Ticks of a logarithmic axis in seconds: 1, 2 and 5 of each decade as long as they are few."""
-    decades = range(math.floor(math.log10(low_s)), math.ceil(math.log10(high_s)) + 1)
-    is_short = math.log10(high_s / low_s) <= 2.5
-    values = [factor * 10.0**decade for decade in decades for factor in ((1, 2, 5) if is_short else (1,))]
-    inside = [value for value in values if low_s * 0.999 <= value <= high_s * 1.001]
-    return [Tick(log_x(value, low_s, high_s) / WIDTH * 100, seconds_label(value), number % 2 == 1) for number, value in enumerate(inside)]
+    """Ticks of a logarithmic axis in seconds: as many round numbers of each decade as stay few."""
+    decades = [10.0**exponent for exponent in range(math.floor(math.log10(low_s)), math.ceil(math.log10(high_s)) + 1)]
+    found: list[float] = []
+    for factors in ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 5), (1,)):
+        found = [factor * decade for decade in decades for factor in factors if low_s * 0.999 <= factor * decade <= high_s * 1.001]
+        if len(found) <= MAX_LOG_TICKS:
+            break
+    return [Tick(log_x(value, low_s, high_s) / WIDTH * 100, seconds_label(value), number % 2 == 1) for number, value in enumerate(found)]
 
 
 def log_x(value_s: float, low_s: float, high_s: float) -> float:

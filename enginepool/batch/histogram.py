@@ -10,7 +10,6 @@ import msgspec
 PER_DECADE = 40  # a bucket's ends are 6 % apart
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -6, 6
 NUM_BUCKETS = PER_DECADE * (HIGHEST_EXPONENT - LOWEST_EXPONENT)
-FINEST_BAR = 4  # buckets
 
 
 class HistogramBar(msgspec.Struct, frozen=True):
@@ -51,12 +50,12 @@ class LogHistogram:
             before += count
         return None
 
-    def bars(self, max_bars: int = 40) -> list[HistogramBar]:
+    def bars(self, max_bars: int = 48) -> list[HistogramBar]:
         """The counts from the lowest to the highest value, in at most `max_bars` buckets of equal ratio."""
         if not self.count:
             return []
         first, last = _bucket(self.min_s), _bucket(self.max_s)
-        step = FINEST_BAR
+        step = 4 if self.count < 2000 else 2 if self.count < 20_000 else 1  # few values in narrow bars would look like a comb
         while last // step - first // step >= max_bars:
             step *= 2
         starts = range(first // step * step, last + 1, step)

@@ -66,7 +66,7 @@ class RunLedger:
     def __init__(self, num_lines: int, started_wall: float) -> None:
         self.num_lines = num_lines
         self.started_wall = started_wall
-        self.skipped = self.ok = self.failed = self.retried = 0
+        self.skipped = self.ok = self.failed = self.retried = self.untimed = 0
         self.prompt_tokens = self.completion_tokens = 0
         self.codes: Counter[str] = Counter()
         self.failures: list[Failure] = []
@@ -115,40 +115,41 @@ class RunLedger:
 
     def add(self, record: LineRecord) -> None:
         """Count a line that has ended."""
-        timings = record.timings
-        end = timings.delivered or timings.finished or self._last_end
-        if end > self._last_end and not self._is_over:
-            self._last_end = end
         self.retried += record.attempts > 1
         self.prompt_tokens += record.prompt_tokens
         self.completion_tokens += record.completion_tokens
         if record.ok:
             self.ok += 1
-            self.ok_over_time.add(end - self.started_wall, 1)
-            self.latencies.add(timings)
+            self.latencies.add(record.timings)
         else:
-            self._fail(record, end)
-        self._count_tokens(record, end)
+            self._fail(record)
+        end = record.timings.delivered or record.timings.finished
+        if end is None:
+            self.untimed += 1
+        else:
+            self._count_over_time(record, end)
         if record.worker is not None:
             self._count_worker(record, record.worker, end)
 
-    def _fail(self, record: LineRecord, end: float) -> None:
+    def _fail(self, record: LineRecord) -> None:
         self.failed += 1
-        self.failed_over_time.add(end - self.started_wall, 1)
         code = record.code or UNKNOWN_CODE
         self.codes[code if code in self.codes or len(self.codes) < MAX_CODES else OTHER_CODES] += 1
         if len(self.failures) < MAX_FAILURES:
             message = _cut(record.message or "", MAX_MESSAGE_CHARS) or ""
             self.failures.append(Failure(record.line, _cut(record.custom_id, MAX_MESSAGE_CHARS), code, message))
 
-    def _count_tokens(self, record: LineRecord, end: float) -> None:
-        """Where they were made, as far as that is known: all at the end would draw a long answer as a spike."""
+    def _count_over_time(self, record: LineRecord, end: float) -> None:
+        """Tokens are counted where they were made, as far as that is known: all at the end would draw a long answer as a spike."""
+        if end > self._last_end and not self._is_over:
+            self._last_end = end
+        (self.ok_over_time if record.ok else self.failed_over_time).add(end - self.started_wall, 1)
         if record.completion_tokens:
             first = record.timings.first_token or end
             last = record.timings.last_token or end
             self.tokens_over_time.spread(first - self.started_wall, last - self.started_wall, record.completion_tokens)
 
-    def _count_worker(self, record: LineRecord, index: int, end: float) -> None:
+    def _count_worker(self, record: LineRecord, index: int, end: float | None) -> None:
         tally = self.workers.get(index)
         if tally is None:
             tally = self.workers[index] = WorkerTally(index)
@@ -158,7 +159,7 @@ class RunLedger:
         tally.completion_tokens += record.completion_tokens
         timings = record.timings
         start = timings.leased or timings.arrived or timings.scheduled
-        if start is None:
+        if start is None or end is None:
             return
         worker_end = timings.finished or end
         tally.ran((timings.scheduled or start) - self.started_wall, worker_end - self.started_wall)

@@ -20,6 +20,8 @@ from enginepool.batch.throughput import latency_charts, lines_chart, tokens_char
 from enginepool.batch.timeline import make_timeline
 from enginepool.client.units import format_rate
 
+SHOWN_AS_THEY_ARE = "\n\t\u00a0\u3000\u200c\u200d"  # the last two join letters and emoji
+
 
 class Tile(NamedTuple):
     """One headline number."""
@@ -83,20 +85,12 @@ def render_report(ledger: RunLedger, facts: Mapping[str, str]) -> str:
 
 def visible(text: str) -> str:
     """A text with its control characters shown instead of obeyed; line ends and tabs stay."""
-    return "".join(char if char.isprintable() or char in "\n\t\u200d\u200c" or char.isspace() else _escape(char) for char in text)
+    return "".join(char if char.isprintable() or char in SHOWN_AS_THEY_ARE else _escape(char) for char in text)
 
 
 def _escape(char: str) -> str:
     code = ord(char)
-    return (
-        chr(0x2400 + code)
-        if code < 0x20
-        else f"\\x{code:02x}"
-        if code < 0x100
-        else f"\\u{code:04x}"
-        if code < 0x10000
-        else f"\\U{code:08x}"
-    )
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _plane(lanes: int, spots: list[Any]) -> dict[str, Any]:
@@ -141,8 +135,8 @@ def _workers(ledger: RunLedger) -> list[list[str]]:
             f"{tally.prompt_tokens:,}",
             f"{tally.completion_tokens:,}",
             f"{tally.completion_tokens / total:.0%}" if total else "–",
-            exact_span(tally.busy_s),
-            f"{tally.busy_s / ledger.wall_s:.0%}" if ledger.wall_s else "–",
+            exact_span(tally.busy_s) if tally.busy_s else "–",
+            f"{min(1.0, tally.busy_s / ledger.wall_s):.0%}" if ledger.wall_s and tally.busy_s else "–",
             format_rate(tally.completion_tokens / tally.busy_s) if tally.busy_s else "–",
         ]
         for _, tally in sorted(ledger.workers.items())

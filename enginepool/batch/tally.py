@@ -32,6 +32,7 @@ class WorkerTally:
 
     def ran(self, start: float, end: float) -> None:
         """A request ran here, in seconds since the run's start; they come about in the order of their ends."""
+        start = max(0.0, start)
         if end <= start:
             return
         self.running.spread(start, end, end - start)

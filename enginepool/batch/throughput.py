@@ -25,6 +25,8 @@ MAX_SLOTS = 120
 MIN_SLOTS = 16
 LINES_A_SLOT = 5
 MIN_BARS = 8
+NAME_WIDTH = 5.0  # percent
+NO_TIMINGS = "No line of this run has timings."
 QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
 
@@ -60,6 +62,8 @@ def tokens_chart(ledger: RunLedger) -> Chart:
     title = "Generated tokens per second"
     if not ledger.completion_tokens or not ledger.wall_s:
         return Chart("tokens", title, empty="No tokens were generated in this run.")
+    if ledger.untimed == ledger.ended_here:
+        return Chart("tokens", title, empty=NO_TIMINGS)
     axis, slots = time_axis(ledger.wall_s), slots_for(ledger.wall_s, ledger.tokens_over_time)
     rates = slots.rates(ledger.tokens_over_time)
     ticks, top = value_ticks(max(rates))
@@ -77,6 +81,8 @@ def lines_chart(ledger: RunLedger) -> Chart:
     title = "Lines ended per second"
     if not ledger.ended_here or not ledger.wall_s:
         return Chart("lines", title, empty="No line ended in this run.")
+    if ledger.untimed == ledger.ended_here:
+        return Chart("lines", title, empty=NO_TIMINGS)
     num_slots = min(MAX_SLOTS, max(MIN_SLOTS, ledger.ended_here // LINES_A_SLOT))
     axis, slots = time_axis(ledger.wall_s), slots_for(ledger.wall_s, ledger.ok_over_time, ledger.failed_over_time, max_slots=num_slots)
     ok, failed = slots.rates(ledger.ok_over_time), slots.rates(ledger.failed_over_time)
@@ -131,9 +137,18 @@ def histogram_chart(key: str, title: str, histogram: LogHistogram) -> Chart:
         y_ticks=ticks,
         x_ticks=log_ticks(low_s, high_s),
         shapes=[Shape("area", rectangles(boxes))],
-        markers=[Marker(log_x(value, low_s, high_s) / 10, name) for name, value in quantiles],
+        markers=_markers([(name, log_x(value, low_s, high_s) / 10) for name, value in quantiles]),
         spots=spots,
     )
+
+
+def _markers(places: list[tuple[str, float]]) -> list[Marker]:
+    """Lines that stand close to one another share the name of the first."""
+    markers: list[Marker] = []
+    for name, at in places:
+        named = [marker.at for marker in markers if not marker.is_bare]
+        markers.append(Marker(at, name, bool(named) and at - named[-1] < NAME_WIDTH))
+    return markers
 
 
 def _over_time(key: str, title: str, axis: Axis, **parts: object) -> Chart:

@@ -10,6 +10,7 @@ from enginepool.batch.charts import Axis, Shape, Spot, Tick, rectangles, step_ar
 from enginepool.batch.lanes import Lanes
 from enginepool.batch.ledger import RunLedger
 from enginepool.batch.sample import RequestBar
+from enginepool.batch.summary import plural
 from enginepool.batch.tally import WorkerTally
 from enginepool.batch.throughput import slots_for
 from enginepool.client.units import format_rate, format_seconds
@@ -101,7 +102,7 @@ def _band(
     edges, labels = _load_slots(ledger, tally, axis)
     return Band(
         worker,
-        f"{tally.done:,} lines, busy {tally.busy_s / ledger.wall_s:.0%}" if ledger.wall_s else f"{tally.done:,} lines",
+        plural(tally.done, "line") + (f", busy {min(1.0, tally.busy_s / ledger.wall_s):.0%}" if ledger.wall_s else ""),
         num_lanes,
         round(num_lanes * lane_px, 1),
         [Shape(phase, rectangles(found)) for phase, found in boxes.items() if found],
@@ -161,7 +162,7 @@ def _notes(ledger: RunLedger, num_bars: int, cut: int, workers_left_out: int) ->
     sample = ledger.sample
     notes = []
     if sample.stride > 1:
-        notes.append(f"{num_bars - cut:,} of {sample.seen:,} requests are drawn: one in {sample.stride:,}, and failed ones first of all.")
+        notes.append(f"{num_bars - cut:,} of {sample.seen:,} requests are drawn: one in {sample.stride:,}, and what failed.")
     if sample.failed_left_out:
         notes.append(f"{sample.failed_left_out:,} more failed requests are not drawn.")
     if cut:
