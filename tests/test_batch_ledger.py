@@ -184,25 +184,31 @@ def make_bar(line: int, worker: int = 0, code: str | None = None) -> RequestBar:
 def test_sample_stays_bounded_and_even() -> None:
     sample = RequestSample(max_bars=400, max_failed=50)
     for line in range(100_000):
-        if sample.takes(False):
-            sample.keep(make_bar(line, worker=line % 8))
+        sample.add(make_bar(line, worker=line % 8))
     bars = sample.bars()
     assert 170 <= len(bars) <= 350
-    assert sample.stride == 512
+    assert sample.ok.stride == 512
     tenths = [sum(low <= bar.line < low + 10_000 for bar in bars) for low in range(0, 100_000, 10_000)]
     assert max(tenths) - min(tenths) <= 3
     of_worker = [sum(bar.worker == worker for bar in bars) for worker in range(8)]
     assert min(of_worker) > 10  # workers that take turns are not in step with the thinning
 
 
-def test_sample_keeps_failed_requests_up_to_its_cap() -> None:
+def test_sample_thins_failed_requests_apart_from_the_others() -> None:
     sample = RequestSample(max_bars=100, max_failed=20)
     for line in range(10_000):
-        if sample.takes(line % 300 == 0):
-            sample.keep(make_bar(line, code="timeout" if line % 300 == 0 else None))
+        sample.add(make_bar(line, code=None if line % 300 else "timeout"))
     failed = [bar.line for bar in sample.bars() if bar.code]
-    assert failed == list(range(0, 6000, 300))
-    assert sample.failed_left_out == 14
+    assert (sample.failed.seen, sample.failed.stride, sample.ok.stride) == (34, 2, 128)
+    assert 15 <= len(failed) <= 19
+    assert failed[-1] > 9000
+
+
+def test_sample_has_the_last_requests_in_full() -> None:
+    sample = RequestSample(max_bars=100, max_failed=20, max_latest=30)
+    for line in range(1000):
+        sample.add(make_bar(line))
+    assert [bar.line for bar in sample.latest] == list(range(970, 1000))
 
 
 def test_lanes_of_spans_in_order_of_ends_are_as_few_as_run_at_once() -> None:

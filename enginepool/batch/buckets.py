@@ -23,7 +23,8 @@ class TimeBuckets:
 
     def spread(self, start_s: float, end_s: float, amount: float) -> None:
         """Count an amount evenly from one moment to another."""
-        start_s = max(0.0, start_s)
+        if start_s < 0:
+            start_s = 0.0
         if end_s <= start_s:
             return self.add(start_s, amount)
         last = self._index(end_s)  # first: it may widen the buckets
@@ -50,7 +51,8 @@ class TimeBuckets:
     def _index(self, at_s: float) -> int:
         while at_s >= MAX_BUCKETS * self.width_s:
             self._double()
-        return min(MAX_BUCKETS - 1, int(at_s / self.width_s))
+        index = int(at_s / self.width_s)
+        return index if index < MAX_BUCKETS else MAX_BUCKETS - 1  # a division may round up
 
     def _double(self) -> None:
         flat = self._flat()

@@ -50,15 +50,16 @@ class Marker(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """A time axis: `name` tells the unit of its labels."""
+    """A time axis: `name` tells the unit of its labels, `origin_s` where it begins."""
 
     span_s: float
     ticks: list[Tick]
     name: str
+    origin_s: float = 0.0
 
     def x(self, seconds: float) -> float:
         """Where a moment lies in the plane."""
-        return min(WIDTH, max(0.0, seconds / self.span_s * WIDTH))
+        return min(WIDTH, max(0.0, (seconds - self.origin_s) / self.span_s * WIDTH))
 
 
 class Chart(msgspec.Struct, frozen=True):
@@ -80,7 +81,7 @@ class Chart(msgspec.Struct, frozen=True):
 
 def time_axis(span_s: float) -> Axis:
     """An axis from 0 to `span_s`, in the unit that suits it."""
-    span_s = max(span_s, 1e-3)
+    span_s = max(span_s, 2 * TIME_STEPS_S[0])
     step = next((step for step in TIME_STEPS_S if span_s / step <= MAX_TIME_TICKS), None)
     if step is None:
         step = 86_400.0 * math.ceil(span_s / 86_400 / MAX_TIME_TICKS)
@@ -101,7 +102,7 @@ def value_ticks(highest: float, max_ticks: int = 4) -> tuple[list[Tick], float]:
     power = 10 ** math.floor(math.log10(highest / max_ticks))
     step = next(factor * power for factor in (1, 2, 5, 10) if highest <= factor * power * max_ticks * (1 + 1e-9))
     count = max(1, math.ceil(highest / step - 1e-9))
-    return [Tick(number / count * 100, _short(number * step)) for number in range(count + 1)], count * step
+    return [Tick(number / count * 100, _short(number * step, count * step)) for number in range(count + 1)], count * step
 
 
 def log_ticks(low_s: float, high_s: float) -> list[Tick]:
@@ -153,9 +154,8 @@ def _n(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-def _short(value: float) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if value >= limit:
-            scale = 1e3 if unit == "k" else limit
-            return f"{value / scale:g} {unit}"
+def _short(value: float, highest: float) -> str:
+    for limit, scale, unit in ((1e9, 1e9, " G"), (1e6, 1e6, " M"), (1e4, 1e3, " k")):
+        if highest >= limit:
+            return f"{value / scale:g}{unit}" if value else "0"
     return f"{value:,.6g}"

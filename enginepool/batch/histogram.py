@@ -9,6 +9,7 @@ import msgspec
 
 PER_DECADE = 40  # a bucket's ends are 6 % apart
 LOWEST_EXPONENT, HIGHEST_EXPONENT = -6, 6
+LOWEST_S = 10.0**LOWEST_EXPONENT
 NUM_BUCKETS = PER_DECADE * (HIGHEST_EXPONENT - LOWEST_EXPONENT)
 
 
@@ -33,10 +34,13 @@ class LogHistogram:
         """Count one value; None is not counted, and less than nothing (clocks of two machines) as nothing."""
         if seconds is None:
             return
-        seconds = max(0.0, seconds)
+        if seconds < 0:
+            seconds = 0.0
         self.count += 1
-        self.min_s = min(self.min_s, seconds)
-        self.max_s = max(self.max_s, seconds)
+        if seconds < self.min_s:
+            self.min_s = seconds
+        if seconds > self.max_s:
+            self.max_s = seconds
         self._counts[_bucket(seconds)] += 1
 
     def quantile(self, share: float) -> float | None:
@@ -63,9 +67,10 @@ class LogHistogram:
 
 
 def _bucket(seconds: float) -> int:
-    if seconds <= 0:
+    if seconds <= LOWEST_S:
         return 0
-    return min(NUM_BUCKETS - 1, max(0, math.floor((math.log10(seconds) - LOWEST_EXPONENT) * PER_DECADE)))
+    bucket = int((math.log10(seconds) - LOWEST_EXPONENT) * PER_DECADE)
+    return bucket if bucket < NUM_BUCKETS else NUM_BUCKETS - 1
 
 
 def _edge(bucket: float) -> float:

@@ -163,8 +163,7 @@ class RunLedger:
             return
         worker_end = timings.finished or end
         tally.ran((timings.scheduled or start) - self.started_wall, worker_end - self.started_wall)
-        if self.sample.takes(not record.ok):
-            self.sample.keep(_bar(record, index, start, worker_end))
+        self.sample.add(_bar(record, index, start, worker_end))
 
 
 def _bar(record: LineRecord, worker: int, start: float, end: float) -> RequestBar:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import os
 import secrets
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import msgspec
 from enginepool.batch.ledger import RunLedger
 from enginepool.batch.summary import exact_span
 from enginepool.batch.throughput import latency_charts, lines_chart, tokens_chart
-from enginepool.batch.timeline import make_timeline
+from enginepool.batch.timeline import make_timelines
 from enginepool.client.units import format_rate
 
 SHOWN_AS_THEY_ARE = "\n\t\u00a0\u3000\u200c\u200d"  # the last two join letters and emoji
@@ -58,19 +59,22 @@ def render_report(ledger: RunLedger, facts: Mapping[str, str]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    tiles = _tiles(ledger)
     charts = [tokens_chart(ledger), lines_chart(ledger)]
     latencies = latency_charts(ledger)
-    timeline = make_timeline(ledger)
+    timelines = make_timelines(ledger)
     planes = {chart.key: _plane(1, chart.spots) for chart in (*charts, *latencies) if chart.spots}
-    for band in timeline.bands:
-        planes[f"lanes{band.index}"] = _plane(band.num_lanes, band.spots)
-        planes[f"load{band.index}"] = _plane(1, band.load_spots)
+    for band in (band for timeline in timelines for band in timeline.bands):
+        planes[f"lanes-{band.key}"] = _plane(band.num_lanes, band.spots)
+        if band.load:
+            planes[f"load-{band.key}"] = _plane(1, band.load.spots)
     script = _read("report.js")
     return environment.from_string(_read("report.html.jinja")).render(
-        tiles=_tiles(ledger),
+        tiles=tiles,
+        tile_columns=math.ceil(len(tiles) / 2),
         charts=charts,
         latencies=latencies,
-        timeline=timeline,
+        timelines=timelines,
         workers=_workers(ledger),
         ledger=ledger,
         codes=ledger.codes.most_common(),
@@ -108,20 +112,20 @@ def _read(name: str) -> str:
 
 
 def _tiles(ledger: RunLedger) -> list[Tile]:
-    tiles = [
+    left = ledger.num_lines - ledger.done
+    return [
         Tile(f"{ledger.num_lines:,}", "lines"),
         Tile(f"{ledger.ok + ledger.skipped:,}", "ok"),
         Tile(f"{ledger.failed:,}", "failed", "bad" if ledger.failed else ""),
-        Tile(f"{ledger.skipped:,}", "from an earlier run"),
+        *([Tile(f"{left:,}", "not done", "bad")] if left > 0 else []),
+        *([Tile(f"{ledger.skipped:,}", "from an earlier run")] if ledger.skipped else []),
         Tile(f"{ledger.completion_tokens:,}", "tokens generated"),
         Tile(f"{ledger.prompt_tokens:,}", "prompt tokens"),
         Tile(format_rate(ledger.tokens_per_s), "tokens/s"),
         Tile(exact_span(ledger.wall_s), "wall time"),
         Tile(f"{len(ledger.workers):,}", "worker" if len(ledger.workers) == 1 else "workers"),
-        Tile(f"{ledger.retried:,}", "took more than one attempt"),
+        *([Tile(f"{ledger.retried:,}", "took more than one attempt")] if ledger.retried else []),
     ]
-    left = ledger.num_lines - ledger.done
-    return [*tiles[:4], Tile(f"{left:,}", "not done", "bad"), *tiles[4:]] if left > 0 else tiles
 
 
 def _workers(ledger: RunLedger) -> list[list[str]]:

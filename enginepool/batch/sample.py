@@ -1,11 +1,14 @@
-"""A bounded sample of a run's requests for its timeline: evenly thinned, with the failed ones kept as long as there is room."""
+"""A bounded sample of a run's requests for its timeline: the whole run evenly thinned, and its end in full."""
 
 from __future__ import annotations
+
+from collections import deque
 
 import msgspec
 
 MAX_BARS = 4000
 MAX_FAILED = 500
+MAX_LATEST = 800
 MAX_ID_CHARS = 80
 _GOLDEN, _BITS = 0x9E3779B1, 32  # 2³² over the golden ratio
 
@@ -26,43 +29,56 @@ class RequestBar(msgspec.Struct, frozen=True):
     code: str | None
 
 
-class RequestSample:
-    """Keeps one request in `stride`; the stride doubles whenever there are too many.
+class EvenSample:
+    """Keeps one bar in `stride`; the stride doubles whenever there are too many.
 
     Which ones is decided by the top bits of their number times the golden ratio: just as even as every second, every fourth …,
     but never in step with workers that take turns or batches of a power of two.
     """
 
-    def __init__(self, max_bars: int = MAX_BARS, max_failed: int = MAX_FAILED) -> None:
+    def __init__(self, max_bars: int) -> None:
         self.stride = 1
         self.seen = 0
-        self.failed_left_out = 0
+        self.kept: list[tuple[int, RequestBar]] = []
         self._max_bars = max_bars
-        self._max_failed = max_failed
-        self._ok: list[tuple[int, RequestBar]] = []
-        self._failed: list[tuple[int, RequestBar]] = []
 
-    def takes(self, is_failed: bool) -> bool:
-        """Count one request; True when its bar is wanted, by `keep`."""
+    def add(self, bar: RequestBar) -> None:
+        """Count a bar, and keep it if it is its turn."""
         self.seen += 1
-        if is_failed:
-            self.failed_left_out += len(self._failed) >= self._max_failed
-            return len(self._failed) < self._max_failed
-        return _is_kept(self.seen, self.stride)
-
-    def keep(self, bar: RequestBar) -> None:
-        """Take the bar of the request counted last."""
-        if bar.code is not None:
-            self._failed.append((self.seen, bar))
+        if not _is_kept(self.seen, self.stride):
             return
-        self._ok.append((self.seen, bar))
-        if len(self._ok) > self._max_bars - self._max_failed:
+        self.kept.append((self.seen, bar))
+        if len(self.kept) > self._max_bars:
             self.stride *= 2
-            self._ok = [(number, bar) for number, bar in self._ok if _is_kept(number, self.stride)]
+            self.kept = [(number, bar) for number, bar in self.kept if _is_kept(number, self.stride)]
+
+
+class RequestSample:
+    """Bars of the whole run, failed ones thinned apart from the others, and all bars of its last stretch."""
+
+    def __init__(self, max_bars: int = MAX_BARS, max_failed: int = MAX_FAILED, max_latest: int = MAX_LATEST) -> None:
+        self.ok = EvenSample(max_bars - max_failed)
+        self.failed = EvenSample(max_failed)
+        self.latest: deque[RequestBar] = deque(maxlen=max_latest)
+
+    @property
+    def seen(self) -> int:
+        """All requests."""
+        return self.ok.seen + self.failed.seen
+
+    @property
+    def is_thinned(self) -> bool:
+        """Whether some are not in it."""
+        return self.ok.stride > 1 or self.failed.stride > 1
+
+    def add(self, bar: RequestBar) -> None:
+        """Count a request that has ended."""
+        (self.ok if bar.code is None else self.failed).add(bar)
+        self.latest.append(bar)
 
     def bars(self) -> list[RequestBar]:
-        """What was kept, in the order in which it came."""
-        return [bar for _, bar in sorted(self._ok + self._failed, key=lambda entry: entry[0])]
+        """What was kept, in the order of the ends."""
+        return sorted((bar for _, bar in self.ok.kept + self.failed.kept), key=lambda bar: bar.end)
 
 
 def _is_kept(number: int, stride: int) -> bool:
