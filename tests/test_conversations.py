@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from enginepool.chat_format import DEFAULT_TEMPLATE, MODEL, PLAIN
-from enginepool.client.conversations import RESERVED, ChatEncoder, list_conversations, make_options
+from enginepool.chat_format import DEFAULT_TEMPLATE, MODEL, PLAIN, RESERVED
+from enginepool.client.conversations import ChatEncoder, list_conversations, make_options
 from enginepool.client.requests import Encoded, encode_sampling
 from enginepool.errors import Code, InvalidRequest, ItemError
 from enginepool.payload import ChatOptions, ChatRequest, decode_options, decode_params, decode_request

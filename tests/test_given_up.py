@@ -41,6 +41,11 @@ def test_cause_of_one_sample_is_that_of_its_item(given_up: GivenUp) -> None:
     assert "grammar rejected tokens [0]" in given_up.error_of(17, is_structured=True).message
 
 
+def test_cause_of_a_later_prompt_is_that_of_its_item(given_up: GivenUp) -> None:
+    _fail_to_compile("17.3-ab12", "the fourth prompt's")
+    assert given_up.error_of(17, is_structured=True).message.endswith("the fourth prompt's")
+
+
 def test_cause_of_another_item_is_not_taken(given_up: GivenUp) -> None:
     _fail_to_compile("17-ab12", "not mine")
     assert given_up.error_of(7, is_structured=True).message.endswith("the worker's log says why")
