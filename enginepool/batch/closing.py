@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import platform
+import shlex
+import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -13,6 +14,7 @@ from enginepool.batch.ledger import RunLedger
 from enginepool.batch.progress import summary_lines
 from enginepool.batch.resume import Progress
 from enginepool.batch.run import End
+from enginepool.batch.summary import plural
 from enginepool.batch.target import OutputFailed
 from enginepool.batch.watch import say
 from enginepool.errors import EnginePoolError, ExitCode
@@ -44,16 +46,16 @@ class Outcome(msgspec.Struct):
     end: End = End.INTERRUPTED
     failure: EnginePoolError | None = None
     signal_code: int = ExitCode.INTERRUPTED
+    model: str = ""
+    endpoint: str = ""
 
 
-def close(
-    args: BatchArguments, settings: Mapping[str, Any], progress: Progress, ledger: RunLedger, outcome: Outcome, failed_before: int
-) -> int:
+def close(args: BatchArguments, progress: Progress, ledger: RunLedger, outcome: Outcome, failed_before: int) -> int:
     """Report, summary, and how to go on."""
     if outcome.end is End.COMPLETE and progress.earlier is not None:
         progress.earlier.remove()
     if args.report is not None:
-        _write_report(args.report, args, settings, ledger)
+        _write_report(args.report, args, outcome, ledger)
     for text in summary_lines(ledger):
         say(text)
     if outcome.failure is not None:
@@ -86,10 +88,18 @@ def code_of_lines(num_lines: int, num_failed: int) -> int:
     return ExitCode.ALL_LINES_FAILED if num_failed == num_lines else ExitCode.FAILED
 
 
-def _write_report(path: str, args: BatchArguments, settings: Mapping[str, Any], ledger: RunLedger) -> None:
+def _write_report(path: str, args: BatchArguments, outcome: Outcome, ledger: RunLedger) -> None:
+    from enginepool import __version__
     from enginepool.batch.report import write_report
 
-    facts = {"input": args.input_file, "output": args.output_file, **{name: str(value) for name, value in settings.items()}}
+    facts = {
+        "model": outcome.model,
+        "endpoint": outcome.endpoint,
+        "command": shlex.join(["enginepool", *sys.argv[1:]]),
+        "versions": f"enginepool {__version__}, Python {platform.python_version()}",
+        "input": f"{args.input_file}, {plural(ledger.num_lines, 'line')}",
+        "output": args.output_file,
+    }
     try:
         write_report(Path(path), ledger, facts)
     except OSError as error:

@@ -58,18 +58,10 @@ def run_batch(args: BatchArguments, choice: PoolChoice) -> int:
         assert out is not None
         if not _is_done(args, progress, index):
             outbox = Outbox(out, errors, is_ordered=args.is_ordered)
-            options = Options(
-                window=args.window,
-                priority=args.priority,
-                is_strict=args.is_strict,
-                is_ordered=args.is_ordered,
-                is_all_chat=index.num_chats == index.num_requests,
-            )
-            run = _Prepared(
-                entries(source, progress, args.max_line_bytes), LineWriter(progress.run, is_plain=args.is_plain), outbox, options
-            )
-            outcome = _run(args, choice, run, ledger)
-            return close(args, choice.settings, progress, ledger, outcome, failed_before)
+            feed = entries(source, progress, args.max_line_bytes)
+            prepared = _Prepared(feed, LineWriter(progress.run, is_plain=args.is_plain), outbox, _options(args, index))
+            outcome = _run(args, choice, prepared, ledger)
+            return close(args, progress, ledger, outcome, failed_before)
     return code_of_lines(index.num_requests, failed_before)
 
 
@@ -129,6 +121,16 @@ def _opened(stack: ExitStack, name: str | None) -> Target | None:
     return opened
 
 
+def _options(args: BatchArguments, index: Index) -> Options:
+    return Options(
+        window=args.window,
+        priority=args.priority,
+        is_strict=args.is_strict,
+        is_ordered=args.is_ordered,
+        is_all_chat=index.num_chats == index.num_requests,
+    )
+
+
 class _Prepared(msgspec.Struct):
     """What a run needs beside a pool."""
 
@@ -143,6 +145,7 @@ def _run(args: BatchArguments, choice: PoolChoice, prepared: _Prepared, ledger: 
     with ExitStack() as stack:
         trace = None if args.trace is None else stack.enter_context(TraceWriter(args.trace, say))
         pool = stack.enter_context(choice.join())
+        outcome.model, outcome.endpoint = pool.model, pool.endpoint
         view = make_batch_view(ledger.num_lines, quiet=args.quiet)
         watch = RunWatch(ledger, view, trace)
         run = BatchRun(pool._connection, prepared.feed, prepared.outbox, prepared.lines, watch, prepared.options)
