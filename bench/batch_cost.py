@@ -82,9 +82,9 @@ def _count(count: int) -> None:
 
 def _output() -> Output:
     body = {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": "m", "choices": [CHOICE], "usage": {}}
-    stamps = [1_796_000_000.0 + 0.125 * place for place in range(10)]
+    stamps = {name: 1_796_000_000.0 + 0.125 * place for place, name in enumerate(Timings.__struct_fields__[:-1])}
     answer = Answer(json.dumps(body).encode(), 90, 50)
-    timings = Timings(*stamps, num_tokens=50)
+    timings = msgspec.convert(stamps | {"num_tokens": 50}, Timings)
     return Output(
         index=1, request_id="1", prompt=None, prompt_token_ids=None, outputs=[], timings=timings, worker=0, attempts=1, answer=answer
     )

@@ -21,7 +21,7 @@ from enginepool import lifeline
 from enginepool.clock import ClockAnchor, EngineStamps, monotonic
 from enginepool.errors import ItemError
 from enginepool.handover import EngineSpec
-from enginepool.payload import GenerateRequest, Request
+from enginepool.payload import GenerateRequest, OpenAIRequest, Request
 from enginepool.worker.engine import Streamed
 
 if __name__ == "__mp_main__":  # vLLM has spawned an engine core: the scheduler runs here
@@ -84,6 +84,7 @@ class Watched:
         """An output at every step shows when the first token came; the engine's own params ask for the final one only."""
         from vllm.sampling_params import RequestOutputKind
 
+        assert not isinstance(request, OpenAIRequest)
         params = self._params(request)
         params.output_kind = RequestOutputKind.CUMULATIVE
         return params

@@ -59,6 +59,8 @@ COMMANDS = """\
 | --- | --- |
 | `enginepool serve [MODEL] [settings] [-- vLLM flags]` | starts a pool and serves it until it is stopped; also `--config FILE.toml`, \
 `--print-settings`, `--ready-fd N`, `--ready-file PATH`, `--die-with-parent` ([sidecar.md](sidecar.md)) |
+| `enginepool run-batch -i IN -o OUT [MODEL] [settings] [-- vLLM flags]`, or with `--endpoint E` | runs an OpenAI batch file, \
+here or in a running pool; the same command again goes on where it stopped ([run-batch.md](run-batch.md)) |
 | `enginepool doctor [MODEL] [settings] [--json] [-- vLLM flags]` | tells what `serve` would meet with the same arguments, without \
 starting anything ([doctor.md](doctor.md)) |
 | `enginepool status [--json] [--watch [--interval-s S]] [--endpoint E] [--keys F]` | shows a running pool as a table or as one JSON \
@@ -96,7 +98,7 @@ What placement reads and removes of the environment is in [placement.md](placeme
 
 EXIT_MEANINGS = {
     ExitCode.OK: "done; for `serve`: drained or stopped as asked, or its parent program is gone",
-    ExitCode.FAILED: "something else failed: an item of the demo, a dispatcher that did not stop within 60 s",
+    ExitCode.FAILED: "something else failed: an item of the demo, some lines of `run-batch`, a dispatcher that did not stop within 60 s",
     ExitCode.USAGE: "a flag, a setting or an engine argument is wrong, or the endpoint is held by another pool",
     ExitCode.START_FAILED: "no worker could boot, or fewer than `min_ready`",
     ExitCode.NO_DISPATCHER: "nothing answers at this endpoint, or it does not let this client in",
@@ -104,6 +106,8 @@ EXIT_MEANINGS = {
     "`status --watch`",
     ExitCode.ENGINE_MISSING: "vLLM is not installed or too old, or a package for the embedded model is missing",
     ExitCode.DRAIN_LIMIT: "a drain hit its limit (`serve` and `enginepool drain`); what was left was returned as retryable",
+    ExitCode.OUTPUT_FAILED: "`run-batch`: the output can't be written (full disk, closed pipe); what was written stands",
+    ExitCode.ALL_LINES_FAILED: "`run-batch`: all lines failed",
     ExitCode.INTERRUPTED: "interrupted; for `serve`: SIGINT came twice",
 }
 
