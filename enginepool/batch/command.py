@@ -34,11 +34,11 @@ INDEXING_AFTER_S = 2.0
 
 
 class PoolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The pool that a run uses: `join` connects or starts it, `settings` are those that matter for the answers."""
+    """The pool that a run uses: `join` connects or starts it, `leave` lets it go, `settings` are those that matter for the answers."""
 
     join: Callable[[], Pool]
+    leave: Callable[[Pool], None]
     settings: Mapping[str, Any]
-    is_own: bool
 
 
 def run_batch(args: BatchArguments, choice: PoolChoice) -> int:
@@ -144,7 +144,8 @@ def _run(args: BatchArguments, choice: PoolChoice, prepared: _Prepared, ledger: 
     outcome = Outcome()
     with ExitStack() as stack:
         trace = None if args.trace is None else stack.enter_context(TraceWriter(args.trace, say))
-        pool = stack.enter_context(choice.join())
+        pool = choice.join()
+        stack.callback(choice.leave, pool)
         outcome.model, outcome.endpoint = pool.model, pool.endpoint
         view = make_batch_view(ledger.num_lines, quiet=args.quiet)
         watch = RunWatch(ledger, view, trace)

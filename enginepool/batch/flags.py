@@ -12,6 +12,7 @@ from enginepool import rundir
 from enginepool.batch.closing import BatchArguments
 from enginepool.batch.command import PoolChoice
 from enginepool.client.pool import Pool
+from enginepool.client.requests import check_priority
 from enginepool.config import resolve_settings
 from enginepool.errors import InvalidRequest
 
@@ -56,7 +57,7 @@ def batch_arguments(args: argparse.Namespace) -> BatchArguments:
         force=args.force,
         overwrite=args.overwrite,
         quiet=args.quiet,
-        priority=args.priority,
+        priority=check_priority(args.priority),
         window=args.window,
         max_line_bytes=args.max_line_bytes,
         report=args.report,
@@ -71,7 +72,7 @@ def choose_pool(args: argparse.Namespace, given: dict[str, Any], environ: Mappin
             names = ", ".join("vLLM's flags" if name == "vllm_flags" else f"--{name.replace('_', '-')}" for name in given) or "--config"
             raise InvalidRequest(f"{names}: the pool at --endpoint runs already with settings of its own; leave them out")
         endpoint, keys = rundir.choose_target(args.endpoint, args.keys)
-        return PoolChoice(join=lambda: Pool.connect(endpoint, keys=keys), settings={"endpoint": True}, is_own=False)
+        return PoolChoice(join=lambda: Pool.connect(endpoint, keys=keys), leave=Pool.close, settings={"endpoint": True})
     if args.keys is not None:
         raise InvalidRequest("--keys is for a running pool; give its --endpoint too")
     own = {name: value for name, value in environ.items() if name not in [f"ENGINEPOOL_{item.upper()}" for item in NOT_ITS_OWN]}
@@ -79,7 +80,8 @@ def choose_pool(args: argparse.Namespace, given: dict[str, Any], environ: Mappin
     if origins["log_level"] == "default":
         settings = msgspec.structs.replace(settings, log_level="warning")
     for_answers = {name: getattr(settings, name) for name in FOR_ANSWERS}
-    return PoolChoice(join=lambda: Pool._of(settings, progress=True), settings=for_answers, is_own=True)
+    progress = not args.quiet
+    return PoolChoice(join=lambda: Pool._of(settings, progress=progress), leave=Pool._kill, settings=for_answers)
 
 
 def _whole(text: str) -> int:

@@ -152,6 +152,11 @@ class Pool(Verbs):
                 self._is_released = True
                 self._release()
 
+    def _kill(self) -> None:
+        """End an embedded pool at once; what a command does that has all its results."""
+        self._is_closed = self._is_released = True
+        self._finalizer()
+
     def _give_way(self) -> bool:
         """Close for a pool that takes this one's place in a notebook; False when there was nothing left to close."""
         if self._held.is_foreign:
