@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+import time
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 from batch_run import STARTED, make_ledger, make_record
 
+from enginepool import Pool, SamplingParams
 from enginepool.batch.charts import log_ticks, time_axis, value_ticks
 from enginepool.batch.histogram import LogHistogram
-from enginepool.batch.ledger import RunLedger
+from enginepool.batch.ledger import LineRecord, RunLedger
 from enginepool.batch.report import render_report, visible, write_report
 from enginepool.batch.throughput import histogram_chart, lines_chart, tokens_chart
 from enginepool.batch.timeline import ROOM_PX, make_timelines
+from enginepool.batch.trace import TraceWriter
 from enginepool.clock import Timings
 
 HOSTILE = [
@@ -187,8 +190,24 @@ def test_report_of_many_lines_is_no_larger_than_its_sample() -> None:
     ledger = make_ledger(20_000, num_workers=8, slots=32)
     text = render_report(ledger, {})
     assert len(text) < 1_000_000
-    assert "one in 8 of" in text
+    assert "one in 8 of the" in text
     assert "The end of the run, every request" in text
+
+
+@pytest.mark.usefixtures("fresh_run_dir")
+def test_report_of_lines_that_a_pool_has_answered(tmp_path: Path) -> None:
+    ledger = RunLedger(40, time.time())
+    with Pool(engine="echo", workers=2, step_s=0.001) as pool, TraceWriter(str(tmp_path / "trace.json"), pytest.fail) as trace:
+        for line, output in pool.iter_many((f"line {line}" for line in range(40)), SamplingParams(max_tokens=5)):
+            record = LineRecord(line, None, output.ok, None, None, output.worker, output.attempts, 2, len(output.token_ids), output.timings)
+            ledger.add(record)
+            trace.add(record)
+    ledger.finish(time.time())
+    assert (ledger.latencies.tpot.count, ledger.untimed, ledger.sample.seen) == (40, 0, 40)
+    assert 0 < ledger.workers[0].busy_s <= ledger.wall_s
+    assert "Worker 1" in Page(render_report(ledger, {})).text
+    events = json.loads((tmp_path / "trace.json").read_text())
+    assert sum(event["name"] == "decode" for event in events) == 40
 
 
 # The file.
@@ -301,7 +320,7 @@ def test_timeline_bars_of_one_lane_do_not_overlap() -> None:
 
 def test_timeline_of_a_long_run_shows_its_end_in_full() -> None:
     whole, end = make_timelines(make_ledger(9000, num_workers=2, slots=8))
-    assert whole.notes[0].startswith("Drawn is one in 4 of ")
+    assert whole.notes[0].startswith("Drawn: one in 4 of the ")
     assert sum(len(band.spots) for band in end.bands) == 800
     assert end.x_name.startswith("seconds, from ")
 

@@ -73,12 +73,11 @@ def _table(ledger: RunLedger, workers: list[WorkerStatus], width: int) -> list[T
             Column("worker", 0, [str(worker.index) for worker in workers]),
             Column("state", 0, [_state(worker) for worker in workers], is_left=True),
             Column("running", 1, [_of_process(worker, f"{worker.running:,}") for worker in workers]),
-            Column("waiting", 4, [_of_process(worker, f"{worker.waiting:,}") for worker in workers]),
-            Column("KV", 2, [_kv(worker.kv_cache_usage) for worker in workers]),
+            Column("waiting", 5, [_of_process(worker, f"{worker.waiting:,}") for worker in workers]),
+            Column("KV", 2, [_kv(worker) for worker in workers]),
             Column("tokens/s", 3, [_of_process(worker, format_rate(worker.generation_tokens_per_s)) for worker in workers]),
             Column("lines done", 1, [f"{tally.done if tally else 0:,}" for tally in tallies]),
-            Column("restarts", 5, [str(worker.restarts) for worker in workers]),
-            Column("last exit", 6, [shorten_exit(worker.last_exit) if worker.last_exit else NONE for worker in workers], is_left=True),
+            *(_restarts(workers) if any(worker.restarts or worker.last_exit for worker in workers) else []),
         ],
         width,
     )
@@ -92,8 +91,16 @@ def _of_process(worker: WorkerStatus, text: str) -> str:
     return NONE if worker.pid is None else text
 
 
-def _kv(share: float | None) -> Text:
-    return _text(NONE) if share is None else _text(f"{share:.0%}", "yellow" if share > HOT_KV else "")
+def _kv(worker: WorkerStatus) -> Text:
+    share = worker.kv_cache_usage
+    if share is None or worker.pid is None:
+        return _text(NONE)
+    return _text(f"{share:.0%}", "yellow" if share > HOT_KV else "")
+
+
+def _restarts(workers: list[WorkerStatus]) -> list[Column]:
+    exits = [_text(shorten_exit(worker.last_exit), "yellow") if worker.last_exit else _text(NONE) for worker in workers]
+    return [Column("restarts", 6, [str(worker.restarts) for worker in workers]), Column("last exit", 4, exits, is_left=True)]
 
 
 def _cut(table: list[Text], room: int) -> list[Text]:

@@ -190,9 +190,6 @@ def _tell(bar: RequestBar) -> str:
 def _thinned(sample: RequestSample) -> list[str]:
     if not sample.is_thinned:
         return []
-    parts = [
-        f"one in {kept.stride:,} of {kept.seen:,} that {what}"
-        for kept, what in ((sample.ok, "are ok"), (sample.failed, "failed"))
-        if kept.seen
-    ]
-    return [f"Drawn is {' and '.join(parts)}."]
+    kinds = [(kept, what) for kept, what in ((sample.ok, "are ok"), (sample.failed, "failed")) if kept.seen]
+    parts = [f"{'all' if kept.stride == 1 else f'one in {kept.stride:,} of the'} {kept.seen:,} that {what}" for kept, what in kinds]
+    return [f"Drawn: {' and '.join(parts)}."]
