@@ -37,6 +37,7 @@ unit:
 	$(BIN)/pytest -n 2
 
 bench: install
+	$(BIN)/python bench/batch_ledger.py
 	$(BIN)/python bench/dispatch.py
 	$(BIN)/python bench/iter_many.py
 	$(BIN)/python bench/recovery.py

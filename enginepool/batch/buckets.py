@@ -6,6 +6,7 @@ from array import array
 
 MAX_BUCKETS = 600
 FINEST_S = 0.1
+DUST = 1e-9  # what rises and falls leave of their difference
 
 
 class TimeBuckets:
@@ -64,5 +65,6 @@ class TimeBuckets:
         flat, level = [], 0.0
         for amount, step in zip(self._sums, self._steps, strict=False):
             level += step
-            flat.append(amount + level)
+            total = amount + level
+            flat.append(total if total > DUST else 0.0)
         return flat

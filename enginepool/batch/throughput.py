@@ -19,6 +19,7 @@ from enginepool.batch.charts import (
 )
 from enginepool.batch.histogram import HistogramBar, LogHistogram
 from enginepool.batch.ledger import RunLedger
+from enginepool.batch.summary import plural
 from enginepool.client.units import format_rate, format_seconds
 
 MAX_SLOTS = 120
@@ -126,14 +127,17 @@ def histogram_chart(key: str, title: str, histogram: LogHistogram) -> Chart:
     ticks, top = value_ticks(max(bar.count for bar in bars))
     places = [(log_x(bar.low_s, low_s, high_s), log_x(bar.high_s, low_s, high_s), bar) for bar in bars]
     boxes = [(x0 + 1, HEIGHT * (1 - bar.count / top), x1 - x0 - 2, HEIGHT * bar.count / top) for x0, x1, bar in places if bar.count]
-    spots = [Spot(x0, x1, 0, f"{format_seconds(bar.low_s)} – {format_seconds(bar.high_s)}: {bar.count:,} lines") for x0, x1, bar in places]
+    spots = [
+        Spot(x0, x1, 0, f"{format_seconds(bar.low_s)} – {format_seconds(bar.high_s)}: {plural(bar.count, 'line')}")
+        for x0, x1, bar in places
+    ]
     quantiles = [(name, histogram.quantile(share) or 0.0) for name, share in QUANTILES]
     return Chart(
         key,
         title,
         note=" · ".join(f"{name} {format_seconds(value)}" for name, value in quantiles),
         y_name="lines",
-        x_name=f"seconds, logarithmic; {histogram.count:,} lines",
+        x_name=f"seconds, logarithmic; {plural(histogram.count, 'line')}",
         y_ticks=ticks,
         x_ticks=log_ticks(low_s, high_s),
         shapes=[Shape("area", rectangles(boxes))],
