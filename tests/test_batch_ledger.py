@@ -258,6 +258,16 @@ def test_summary_tells_what_became_of_all_lines() -> None:
     ]
 
 
+def test_summary_counts_lines_that_failed_in_an_earlier_run_as_failed() -> None:
+    ledger = RunLedger(10, STARTED)
+    ledger.skip(6, failed=2)
+    ledger.add(make_record(7, end=1.0, code="timeout"))
+    assert (ledger.all_ok, ledger.all_failed, ledger.done) == (4, 3, 7)
+    assert summary_lines(ledger)[0].startswith(
+        "10 lines: 4 ok, 3 failed (1 timeout, 2 in an earlier run), 6 of them from an earlier run, 3 not done"
+    )
+
+
 def test_summary_of_a_run_that_was_stopped() -> None:
     ledger = RunLedger(10, STARTED)
     ledger.add(make_record(end=2.0, tokens=1, attempts=3))

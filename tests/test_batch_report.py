@@ -171,7 +171,9 @@ def make_resumed() -> RunLedger:
             make_all_failed(), ["No tokens were generated", "3 invalid_request", "No line that is ok has this timing."], id="all-failed"
         ),
         pytest.param(
-            make_untimed(), ["No line of this run has timings.", "3 of 3 lines have no timings", "No line failed."], id="no-timings"
+            make_untimed(),
+            ["No line of this run has timings.", "3 of 3 lines have no timings", "No line failed in this run."],
+            id="no-timings",
         ),
     ],
 )

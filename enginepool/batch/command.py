@@ -50,7 +50,7 @@ def run_batch(args: BatchArguments, choice: PoolChoice) -> int:
         say(note)
     ledger = RunLedger(index.num_requests, time.time())
     failed_before = progress.count(FAILED)
-    ledger.skip(progress.count(OK) + failed_before)
+    ledger.skip(progress.count(OK) + failed_before, failed_before)
     with ExitStack() as stack:
         if progress.journal is not None:
             stack.callback(progress.journal.close)

@@ -66,7 +66,7 @@ class RunLedger:
     def __init__(self, num_lines: int, started_wall: float) -> None:
         self.num_lines = num_lines
         self.started_wall = started_wall
-        self.skipped = self.ok = self.failed = self.retried = self.untimed = 0
+        self.skipped = self.failed_earlier = self.ok = self.failed = self.retried = self.untimed = 0
         self.prompt_tokens = self.completion_tokens = 0
         self.codes: Counter[str] = Counter()
         self.failures: list[Failure] = []
@@ -83,6 +83,16 @@ class RunLedger:
     def done(self) -> int:
         """Lines that are done, those of earlier runs included."""
         return self.skipped + self.ok + self.failed
+
+    @property
+    def all_ok(self) -> int:
+        """Lines that are ok, those of earlier runs included."""
+        return self.skipped - self.failed_earlier + self.ok
+
+    @property
+    def all_failed(self) -> int:
+        """Lines that failed, those of earlier runs included."""
+        return self.failed_earlier + self.failed
 
     @property
     def ended_here(self) -> int:
@@ -104,9 +114,10 @@ class RunLedger:
         """Lines of this run over the whole time."""
         return self.ended_here / self.wall_s if self.wall_s else 0.0
 
-    def skip(self, count: int) -> None:
-        """Some lines were done by an earlier run."""
+    def skip(self, count: int, failed: int = 0) -> None:
+        """Some lines were done by an earlier run, `failed` of them with an error."""
         self.skipped += count
+        self.failed_earlier += failed
 
     def finish(self, ended_wall: float) -> None:
         """The run is over, in Unix seconds."""

@@ -115,8 +115,8 @@ def _tiles(ledger: RunLedger) -> list[Tile]:
     left = ledger.num_lines - ledger.done
     return [
         Tile(f"{ledger.num_lines:,}", "lines"),
-        Tile(f"{ledger.ok + ledger.skipped:,}", "ok"),
-        Tile(f"{ledger.failed:,}", "failed", "bad" if ledger.failed else ""),
+        Tile(f"{ledger.all_ok:,}", "ok"),
+        Tile(f"{ledger.all_failed:,}", "failed", "bad" if ledger.all_failed else ""),
         *([Tile(f"{left:,}", "not done", "bad")] if left > 0 else []),
         *([Tile(f"{ledger.skipped:,}", "from an earlier run")] if ledger.skipped else []),
         Tile(f"{ledger.completion_tokens:,}", "tokens generated"),

@@ -47,7 +47,7 @@ def _bar(ledger: RunLedger, width: int) -> Text:
         return Text(count.strip())
     halves = int(share * room * 2)
     full = FULL * (halves // 2) + HALF * (halves % 2)
-    style = "red" if ledger.failed else "green" if ledger.done >= total else "cyan"
+    style = "red" if ledger.all_failed else "green" if ledger.done >= total else "cyan"
     return Text.assemble((full, style), (EMPTY * (room - len(full)), "dim"), (count, "bold"))
 
 
@@ -55,7 +55,7 @@ def _numbers(ledger: RunLedger, pace: Pace) -> list[Text]:
     left = ledger.num_lines - ledger.done
     left_s = pace.left_s(left)
     numbers = [
-        _pair(f"{ledger.failed:,}", "failed", "bold red") if ledger.failed else None,
+        _pair(f"{ledger.all_failed:,}", "failed", "bold red") if ledger.all_failed else None,
         _pair(rate(ledger, pace).partition(" ")[0], rate(ledger, pace).partition(" ")[2]),
         _pair(format_rate(pace.mean_tokens_per_s), "mean") if ledger.completion_tokens else None,
         _pair(span(left_s), "left") if left > 0 and left_s is not None else None,

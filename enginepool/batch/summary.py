@@ -21,7 +21,7 @@ def summary_lines(ledger: RunLedger) -> list[str]:
 
 def progress_line(ledger: RunLedger, pace: Pace, status: PoolStatus | None) -> str:
     """How far a run is, and what its workers do."""
-    failed = f", {ledger.failed:,} failed" if ledger.failed else ""
+    failed = f", {ledger.all_failed:,} failed" if ledger.all_failed else ""
     is_under_way = ledger.done < ledger.num_lines
     left_s = pace.left_s(ledger.num_lines - ledger.done)
     left = f", about {span(left_s)} left" if is_under_way and left_s is not None else ""
@@ -60,15 +60,16 @@ def codes(ledger: RunLedger) -> str:
     """The most frequent codes of failed lines."""
     named = [f"{count:,} {code}" for code, count in ledger.codes.most_common(MAX_CODES)]
     rest = ledger.failed - sum(count for _, count in ledger.codes.most_common(MAX_CODES))
-    return ", ".join([*named, f"{rest:,} others"] if rest else named)
+    named += [f"{rest:,} others"] if rest else []
+    return ", ".join([*named, f"{ledger.failed_earlier:,} in an earlier run"] if ledger.failed_earlier else named)
 
 
 def _lines(ledger: RunLedger) -> str:
-    failed = f", {ledger.failed:,} failed ({codes(ledger)})" if ledger.failed else ""
+    failed = f", {ledger.all_failed:,} failed ({codes(ledger)})" if ledger.all_failed else ""
     earlier = f", {ledger.skipped:,} of them from an earlier run" if ledger.skipped else ""
     left = ledger.num_lines - ledger.done
     rest = f", {left:,} not done" if left > 0 else ""
-    return f"{plural(ledger.num_lines, 'line')}: {ledger.ok + ledger.skipped:,} ok{failed}{rest}{earlier}"
+    return f"{plural(ledger.num_lines, 'line')}: {ledger.all_ok:,} ok{failed}{earlier}{rest}"
 
 
 def _tokens(ledger: RunLedger) -> str:
