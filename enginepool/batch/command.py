@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,11 @@ class PoolChoice(msgspec.Struct, frozen=True, kw_only=True):
 def run_batch(args: BatchArguments, choice: PoolChoice) -> int:
     """Run a batch file; returns the exit code. Raises SettingsError before anything is started, and what starting a pool raises."""
     source = _check_files(args)
-    index = index_input(source, _indexing_told())
+    with closing(index_input(source, _indexing_told())) as index:
+        return _run_indexed(args, choice, source, index)
+
+
+def _run_indexed(args: BatchArguments, choice: PoolChoice, source: InputFile, index: Index) -> int:
     progress = _begin(args, choice, index)
     for note in progress.notes:
         say(note)

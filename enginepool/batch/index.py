@@ -6,6 +6,7 @@ import hashlib
 import sqlite3
 import tempfile
 from collections.abc import Callable
+from itertools import islice
 from typing import IO
 
 import msgspec
@@ -18,7 +19,7 @@ DIGEST_BYTES = 8
 MOST_SHOWN = 5
 CHUNK = 10_000
 ROWS = "CREATE TABLE ids (id BLOB, line INTEGER)"
-DOUBLED = "SELECT min(line), max(line) FROM ids GROUP BY id HAVING count(*) > 1 ORDER BY 1"
+DOUBLED = "FROM (SELECT min(line) AS first, max(line) AS last FROM ids GROUP BY id HAVING count(*) > 1)"
 
 
 class Index(msgspec.Struct):
@@ -30,6 +31,10 @@ class Index(msgspec.Struct):
     fingerprint: str
     digests: IO[bytes]
 
+    def close(self) -> None:
+        """Let go of the temporary file."""
+        self.digests.close()
+
 
 def digest_of(line: Line) -> bytes:
     """The fingerprint of one line; line ends and blanks around it don't count."""
@@ -38,7 +43,18 @@ def digest_of(line: Line) -> bytes:
 
 def index_input(source: InputFile, on_line: Callable[[int], None] = lambda _: None) -> Index:
     """Read it once, in bounded memory: what grows with the file lies in temporary files. Raises SettingsError for doubled ids."""
-    digests: IO[bytes] = tempfile.TemporaryFile(prefix="enginepool-batch-")  # noqa: SIM115 (the index keeps it)
+    try:
+        digests: IO[bytes] = tempfile.TemporaryFile(prefix="enginepool-batch-")  # noqa: SIM115 (the index keeps it)
+        try:
+            return _index(source, digests, on_line)
+        except BaseException:
+            digests.close()
+            raise
+    except (OSError, sqlite3.Error) as error:  # the input's own are told by InputFile
+        raise SettingsError(f"input {source.path} can't be checked in the temporary folder {tempfile.gettempdir()}: {error}") from None
+
+
+def _index(source: InputFile, digests: IO[bytes], on_line: Callable[[int], None]) -> Index:
     whole = hashlib.blake2b(digest_size=16)
     num_lines = num_requests = num_chats = 0
     with Ids() as ids:
@@ -55,8 +71,8 @@ def index_input(source: InputFile, on_line: Callable[[int], None] = lambda _: No
             if head.custom_id is not None:
                 ids.add(head.custom_id, line.number)
             on_line(line.number)
-        if doubled := ids.doubled():
-            raise SettingsError(_describe(source, doubled))
+        if num_doubled := ids.count_doubled():
+            raise SettingsError(_describe(source, num_doubled, ids.doubled()))
     digests.flush()
     return Index(num_lines, num_requests, num_chats, whole.hexdigest(), digests)
 
@@ -75,10 +91,14 @@ class Ids:
         if len(self._rows) >= CHUNK:
             self._flush()
 
-    def doubled(self) -> list[tuple[int, int]]:
-        """The first and the last line of each id that stands more than once."""
+    def count_doubled(self) -> int:
+        """How many ids stand more than once."""
         self._flush()
-        return list(self._base.execute(DOUBLED).fetchmany(1000))
+        return int(self._base.execute(f"SELECT count(*) {DOUBLED}").fetchone()[0])
+
+    def doubled(self) -> list[tuple[int, int]]:
+        """The first and the last line of the first MOST_SHOWN of them."""
+        return list(self._base.execute(f"SELECT first, last {DOUBLED} ORDER BY 1 LIMIT {MOST_SHOWN}"))
 
     def _flush(self) -> None:
         self._base.executemany("INSERT INTO ids VALUES (?, ?)", self._rows)
@@ -91,9 +111,9 @@ class Ids:
         self._base.close()
 
 
-def _describe(source: InputFile, doubled: list[tuple[int, int]]) -> str:
-    wanted = dict(doubled[:MOST_SHOWN])
-    named = [(read_head(line).custom_id, line.number) for line in source if line.number in wanted]
-    shown = "; ".join(f"{custom_id!r:.80} on lines {number} and {wanted[number]}" for custom_id, number in named)
-    more = f"; and {len(doubled) - len(named)} more" if len(doubled) > len(named) else ""
+def _describe(source: InputFile, num_doubled: int, doubled: list[tuple[int, int]]) -> str:
+    last = dict(doubled)
+    named = [(read_custom_id(line), line.number) for line in islice(source, max(last)) if line.number in last]
+    shown = "; ".join(f"{custom_id!r:.80} on lines {number} and {last[number]}" for custom_id, number in named)
+    more = f"; and {num_doubled - len(doubled):,} more" if num_doubled > len(doubled) else ""
     return f"input {source.path}: results could not be told apart, since a custom_id must be unique: {shown}{more}"

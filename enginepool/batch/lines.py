@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 import stat
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +17,7 @@ from enginepool.errors import SettingsError
 
 BOM = b"\xef\xbb\xbf"
 BUFFER_BYTES = 1 << 20
+STDIN = "-"
 _SIGNS = {
     b"\xff\xfe": "UTF-16 (or UTF-32) text; save it as UTF-8",
     b"\xfe\xff": "UTF-16 text; save it as UTF-8",
@@ -48,25 +51,36 @@ class InputFile:
     def __init__(self, path: Path, max_line_bytes: int) -> None:
         self.path = path
         self._max_line_bytes = max_line_bytes
-        try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise SettingsError(f"input {path}: not a file; the input is read twice, so write it to a file first")
+        with self._told():
+            mode = path.stat().st_mode if str(path) != STDIN else stat.S_IFIFO
+            if stat.S_ISDIR(mode):
+                raise SettingsError(f"input {path} is a folder, not a file")
+            if not stat.S_ISREG(mode):
+                raise SettingsError(f"input {path} is not a file; the input is read twice, so write it to a file first")
             with self._open() as file:
                 self._check_start(file.read(8))
-        except (OSError, EOFError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise SettingsError(f"input {path}: {reason}") from None
 
     def __iter__(self) -> Iterator[Line]:
-        with self._open() as file:
-            number = 0
+        """Raises SettingsError where it can't be read on."""
+        number = 0
+        with self._told(lambda: f", after line {number}"), self._open() as file:
             while data := file.readline(self._max_line_bytes + 2):
                 number += 1
-                is_whole = data.endswith(b"\n") or len(data) <= self._max_line_bytes
-                if not is_whole:
+                if not data.endswith(b"\n"):
                     _skip_line(file)
-                data = data.removeprefix(BOM).strip(b" \t\r\n")
-                yield Line(number, data, is_cut=not is_whole)
+                is_cut = len(data.removesuffix(b"\n").removesuffix(b"\r")) > self._max_line_bytes
+                yield Line(number, data.removeprefix(BOM).strip(b" \t\r\n"), is_cut)
+
+    @contextmanager
+    def _told(self, place: Callable[[], str] = str) -> Iterator[None]:
+        try:
+            yield
+        except EOFError:
+            raise SettingsError(f"input {self.path}{place()}: the compressed data is cut off") from None
+        except zlib.error as error:
+            raise SettingsError(f"input {self.path}{place()}: the compressed data is damaged ({error})") from None
+        except OSError as error:
+            raise SettingsError(f"input {self.path}{place()}: {error.strerror or error}") from None
 
     @property
     def identity(self) -> os.stat_result:
