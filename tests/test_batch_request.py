@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from enginepool.batch.lines import Line
-from enginepool.batch.request import BatchRequest, LineFault, read_custom_id, read_request
+from enginepool.batch.request import BatchRequest, LineFault, read_head, read_request
 
 LIMIT = 1 << 20
 ENVELOPE = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":%s}'
@@ -105,7 +105,7 @@ def test_deep_nesting_is_a_fault_of_its_line(closed: bool) -> None:
 )
 def test_broken_json_keeps_the_id_that_can_be_read(data: bytes, custom_id: str | None) -> None:
     fault = _fault(data)
-    assert fault.custom_id == custom_id == read_custom_id(Line(1, data))
+    assert fault.custom_id == custom_id == read_head(Line(1, data)).custom_id
     assert fault.message.startswith("the JSON is broken: ")
 
 
@@ -148,7 +148,7 @@ def test_id_that_is_missing_or_no_text_is_a_fault(custom_id: Any) -> None:
 def test_odd_id_is_carried_as_it_is(custom_id: str) -> None:
     request = _read(_line(custom_id=custom_id))
     assert isinstance(request, BatchRequest)
-    assert request.custom_id == custom_id == read_custom_id(Line(1, _line(custom_id=custom_id)))
+    assert request.custom_id == custom_id == read_head(Line(1, _line(custom_id=custom_id))).custom_id
 
 
 def test_of_doubled_keys_the_last_counts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 from enginepool.handover import EngineSpec
 from enginepool.worker.engine import StartRefused
@@ -13,7 +14,7 @@ from enginepool.worker.vllm_args import serving_arguments, split_arguments
 
 def main() -> None:
     """Read the pairs from stdin; tell each refusal, or what the engine and the serving objects would get."""
-    told = []
+    told: list[dict[str, Any]] = []
     for flags, args in json.load(sys.stdin):
         spec = EngineSpec(kind="vllm", model="/model", name="short", flags=flags, args=args)
         try:

@@ -113,7 +113,7 @@ class Ids:
 
 def _describe(source: InputFile, num_doubled: int, doubled: list[tuple[int, int]]) -> str:
     last = dict(doubled)
-    named = [(read_custom_id(line), line.number) for line in islice(source, max(last)) if line.number in last]
+    named = [(read_head(line).custom_id, line.number) for line in islice(source, max(last)) if line.number in last]
     shown = "; ".join(f"{custom_id!r:.80} on lines {number} and {last[number]}" for custom_id, number in named)
     more = f"; and {num_doubled - len(doubled):,} more" if num_doubled > len(doubled) else ""
     return f"input {source.path}: results could not be told apart, since a custom_id must be unique: {shown}{more}"
