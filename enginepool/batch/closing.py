@@ -48,6 +48,7 @@ class Outcome(msgspec.Struct):
     signal_code: int = ExitCode.INTERRUPTED
     model: str = ""
     endpoint: str = ""
+    num_written: int = 0
 
 
 def close(args: BatchArguments, progress: Progress, ledger: RunLedger, outcome: Outcome, failed_before: int) -> int:
@@ -69,12 +70,12 @@ def close(args: BatchArguments, progress: Progress, ledger: RunLedger, outcome: 
         code = ExitCode.NO_DISPATCHER
     else:
         code = outcome.signal_code
-    say(_how_to_go_on(args, ledger))
+    say(_how_to_go_on(args, ledger, outcome))
     return code
 
 
-def _how_to_go_on(args: BatchArguments, ledger: RunLedger) -> str:
-    left = ledger.num_lines - ledger.done
+def _how_to_go_on(args: BatchArguments, ledger: RunLedger, outcome: Outcome) -> str:
+    left = ledger.num_lines - ledger.skipped - outcome.num_written  # what has ended and could not be written is left too
     lines = f"{left:,} line{'s are' if left != 1 else ' is'} left"
     if not target.is_file_or_new(args.output_file):
         return f"{lines}; what went to {args.output_file} can't be continued from there"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -19,10 +20,12 @@ from enginepool.batch.index import Index, index_input
 from enginepool.batch.interrupts import Interrupts
 from enginepool.batch.ledger import RunLedger
 from enginepool.batch.lines import InputFile
+from enginepool.batch.merge import merged_path
 from enginepool.batch.outbox import Outbox
 from enginepool.batch.progress import make_batch_view
-from enginepool.batch.resume import Policy, Progress, begin, begin_stream
+from enginepool.batch.resume import Policy, Progress, begin, begin_stream, journal_path
 from enginepool.batch.run import BatchRun, Options
+from enginepool.batch.standard import fill_standard_streams
 from enginepool.batch.target import Target
 from enginepool.batch.trace import TraceWriter
 from enginepool.batch.watch import RunWatch, say
@@ -43,6 +46,7 @@ class PoolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_batch(args: BatchArguments, choice: PoolChoice) -> int:
     """Run a batch file; returns the exit code. Raises SettingsError before anything is started, and what starting a pool raises."""
+    fill_standard_streams()
     source = _check_files(args)
     with closing(index_input(source, _indexing_told())) as index:
         return _run_indexed(args, choice, source, index)
@@ -62,7 +66,7 @@ def _run_indexed(args: BatchArguments, choice: PoolChoice, source: InputFile, in
         assert out is not None
         if not _is_done(args, progress, index):
             outbox = Outbox(out, errors, is_ordered=args.is_ordered)
-            feed = entries(source, progress, args.max_line_bytes)
+            feed = entries(source, index, progress, args.max_line_bytes)
             prepared = _Prepared(feed, LineWriter(progress.run, is_plain=args.is_plain), outbox, _options(args, index))
             outcome = _run(args, choice, prepared, ledger)
             return close(args, progress, ledger, outcome, failed_before)
@@ -72,7 +76,7 @@ def _run_indexed(args: BatchArguments, choice: PoolChoice, source: InputFile, in
 def _is_done(args: BatchArguments, progress: Progress, index: Index) -> bool:
     """Whether there is nothing to run, and so no engine to load."""
     num_failed = progress.count(FAILED)
-    if progress.count(OK) + num_failed < index.num_requests or progress.earlier is not None:
+    if progress.count(OK) + num_failed < index.num_requests:
         return False
     if not index.num_requests:
         say(f"input {args.input_file} has no lines: the output is empty, and no engine was started")
@@ -84,11 +88,12 @@ def _is_done(args: BatchArguments, progress: Progress, index: Index) -> bool:
 
 def _check_files(args: BatchArguments) -> InputFile:
     names = {"input": args.input_file, "output": args.output_file, "error file": args.error_file}
-    journal = None if not target.is_file_or_new(args.output_file) else f"{target.resolve(args.output_file)}.journal"
-    target.check_distinct(names | {"journal": journal, "report": args.report, "trace": args.trace})
+    own = Path(target.resolve(args.output_file)) if target.is_file_or_new(args.output_file) else None
+    beside = {} if own is None else {"the journal of the output": str(journal_path(own)), "a file of the run's": str(merged_path(own))}
+    target.check_distinct(names | beside | {"report": args.report, "trace": args.trace})
     for role, name in (("output", args.output_file), ("error file", args.error_file), ("report", args.report), ("trace", args.trace)):
         target.check_folder(role, name)
-    if args.retry_failed and journal is None:
+    if args.retry_failed and own is None:
         raise InvalidRequest("--retry-failed needs an output that is a file")
     return InputFile(Path(args.input_file), args.max_line_bytes)
 
@@ -109,12 +114,17 @@ def _indexing_told() -> Callable[[int], None]:
 
 def _begin(args: BatchArguments, choice: PoolChoice, index: Index) -> Progress:
     if not target.is_file_or_new(args.output_file):
-        return begin_stream(index)
-    errors = None if args.error_file is None else Path(target.resolve(args.error_file))
+        return begin_stream(index, _error_path(args), overwrite=args.overwrite)
+    out, errors = Path(target.resolve(args.output_file)), _error_path(args)
     form = {"ordered": args.is_ordered, "plain": args.is_plain, "strict": args.is_strict}
-    settings = {**choice.settings, **form, "error_file": None if errors is None else str(errors)}
+    settings = {**choice.settings, **form, "error_file": None if errors is None else os.path.relpath(errors, out.parent)}
     policy = Policy(is_ordered=args.is_ordered, retry_failed=args.retry_failed, force=args.force, overwrite=args.overwrite)
-    return begin(args.input_file, Path(target.resolve(args.output_file)), errors, index, settings, policy)
+    return begin(args.input_file, out, errors, index, settings, policy)
+
+
+def _error_path(args: BatchArguments) -> Path | None:
+    is_file = args.error_file is not None and target.is_file_or_new(args.error_file)
+    return Path(target.resolve(args.error_file)) if is_file and args.error_file is not None else None
 
 
 def _opened(stack: ExitStack, name: str | None) -> Target | None:
@@ -155,14 +165,12 @@ def _run(args: BatchArguments, choice: PoolChoice, prepared: _Prepared, ledger: 
         watch = RunWatch(ledger, view, trace)
         run = BatchRun(pool._connection, prepared.feed, prepared.outbox, prepared.lines, watch, prepared.options)
         ledger.started_wall = time.time()
-        with Interrupts(run.wake) as interrupts:
-            view.open()
+        with Interrupts(run.wake) as interrupts, watch.shown():
             try:
                 outcome.end = run.run(interrupts)
             except EnginePoolError as error:
                 outcome.failure = error
-            finally:
-                view.close()
             outcome.signal_code = interrupts.exit_code
+        outcome.num_written = prepared.outbox.num_written
         ledger.finish(time.time())
     return outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from enginepool.errors import SettingsError
 
 OPEN, OK, FAILED = 0, 1, 2
 NULL = b"null"
+DRAFT = "enginepool-draft"
 
 
 class _Head(msgspec.Struct):
@@ -93,15 +95,15 @@ def _end_of_results(path: Path) -> int:
 def rewrite(path: Path, run: str, keep: Keep) -> None:
     """Put a file in the place of `path` that holds what is to be kept, renumbered as results of `run`."""
     if path.exists():
-        draft = path.with_name(f"{path.name}.draft")
-        copy_kept(path, draft, run, keep)
+        draft = path.with_name(f"{path.name}.{DRAFT}")
+        copy_kept([path], draft, run, keep)
         take_place(draft, path)
 
 
-def copy_kept(path: Path, draft: Path, run: str, keep: Keep) -> None:
-    """Write what is to be kept to another file, durably."""
+def copy_kept(paths: list[Path], draft: Path, run: str, keep: Keep) -> None:
+    """Write what is to be kept of some files to another one, durably."""
     with draft.open("wb") as file:
-        for result in read_results(path):
+        for result in chain.from_iterable(map(read_results, paths)):
             number = keep(result)
             if number is not None:
                 is_same = (result.run, result.number) == (run, number)

@@ -2,6 +2,9 @@
 
 The file is one line of JSON (`Header`), then one hexadecimal digest a physical line of the input. It is written once, before
 the output is begun; what is done is read from the output itself.
+
+Two locks keep other processes out. Whoever begins or continues a run holds the draft beside the journal (`Claim`) until the
+journal is its own; a new journal is that draft, renamed, so that there is no moment in which nobody holds either.
 """
 
 from __future__ import annotations
@@ -35,6 +38,27 @@ class Header(msgspec.Struct, frozen=True):
     version: int = VERSION
 
 
+class Claim:
+    """The right to begin or to continue a run, for as long as the block lasts. Raises SettingsError when another process has it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.draft = path.with_name(f"{path.name}.draft")
+        try:
+            self.file = _open_locked(self.draft, path)
+        except OSError as error:
+            raise SettingsError(f"journal {path}: {error.strerror}; nothing was started") from None
+        self.is_used = False
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.is_used:
+            self.draft.unlink(missing_ok=True)
+            self.file.close()
+
+
 class Journal:
     """A journal that this process holds."""
 
@@ -57,11 +81,8 @@ class Journal:
         except OSError as error:
             raise SettingsError(f"journal {path}: {error.strerror}") from None
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file, path)
             header, start = cls._read_header(path, file)
-        except BlockingIOError:
-            file.close()
-            raise SettingsError(f"{path.with_suffix('')} is being written by another run-batch; wait for it, or stop it") from None
         except SettingsError:
             file.close()
             raise
@@ -85,20 +106,20 @@ class Journal:
         return header, len(text)
 
     @classmethod
-    def create(cls, path: Path, header: Header, index: Index) -> Journal:
+    def create(cls, claim: Claim, header: Header, index: Index) -> Journal:
         """Write one and take its place, durably, before anything of the output is written."""
-        draft = path.with_name(f"{path.name}.draft")
-        file = draft.open("w+b")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file = claim.file
+        file.truncate(0)
         start = file.write(msgspec.json.encode(header) + b"\n")
         index.digests.seek(0)
         while digests := index.digests.read(DIGEST_BYTES * 10_000):
             file.write(digests.hex("\n", DIGEST_BYTES).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-        draft.rename(path)
-        sync_folder(path.parent)
-        return cls(path, file, header, start)
+        claim.draft.rename(claim.path)
+        claim.is_used = True
+        sync_folder(claim.path.parent)
+        return cls(claim.path, file, header, start)
 
     def digests(self) -> Iterator[bytes]:
         """The digest of each line of the input that this journal was made for."""
@@ -135,6 +156,30 @@ def index_digests(index: Index) -> Iterator[bytes]:
         yield from (chunk[place : place + DIGEST_BYTES] for place in range(0, len(chunk), DIGEST_BYTES))
 
 
+def _open_locked(draft: Path, path: Path) -> BinaryIO:
+    """Open and lock the draft; again where the one that was opened has been renamed or removed before it was locked."""
+    while True:
+        file = os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
+        try:
+            _lock(file, path)
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(draft)):
+                return file
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        output = path.with_suffix("")
+        raise SettingsError(f"{output} is being written by another run-batch; wait for it, stop it, or name another output") from None
+
+
 def sync_folder(folder: Path) -> None:
     """Make what was created or renamed in it durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -155,7 +200,8 @@ def _describe_changes(old: Iterator[bytes], new: Iterator[bytes], num_old: int, 
             differing += 1
             first = first or number
     if first is None:
-        return f"{abs(num_new - num_old)} lines were {'added' if num_new > num_old else 'removed'} at the end"
+        count = abs(num_new - num_old)
+        return f"{count} line{'s were' if count > 1 else ' was'} {'added' if num_new > num_old else 'removed'} at the end"
     if num_new == num_old and sums["old"] == sums["new"]:
         return f"the same lines stand in another order, from line {first} on"
     counts = "" if num_new == num_old else f", and there are {num_new} lines instead of {num_old}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -10,14 +11,15 @@ from enginepool.batch.target import Target
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """One output line; failed ones go to the error file where there is one."""
+    """One output line; failed ones go to the error file where there is one. `is_new`: it was not in the output before."""
 
     data: bytes
     is_failed: bool
+    is_new: bool = True
 
 
 class Outbox:
-    """Writes output lines in batches. Ordered, it holds what came early; `held_bytes` says how much that is."""
+    """Writes output lines in batches. Ordered, it holds what came early: `held_bytes` of it. `num_written` counts new lines."""
 
     def __init__(self, out: Target, errors: Target | None, *, is_ordered: bool) -> None:
         self._out = out
@@ -27,6 +29,11 @@ class Outbox:
         self._early: dict[int, Ready] = {}
         self._ready: list[Ready] = []
         self.held_bytes = 0
+        self.num_written = 0
+
+    def give_up_when(self, is_over: Callable[[], bool]) -> None:
+        """Ask this while an output takes nothing."""
+        self._out.gives_up = self._errors.gives_up = is_over
 
     @property
     def span(self) -> int:
@@ -64,7 +71,7 @@ class Outbox:
         self._out.sync()
         self._errors.sync()
 
-    @staticmethod
-    def _write(target: Target, ready: list[Ready]) -> None:
+    def _write(self, target: Target, ready: list[Ready]) -> None:
         if ready:
             target.append([one.data for one in ready])
+            self.num_written += sum(one.is_new for one in ready)

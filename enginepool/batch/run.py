@@ -21,7 +21,7 @@ from enginepool.client.mailbox import ThreadMailbox
 from enginepool.client.openai import encode_openai, sequences_only
 from enginepool.client.outputs import Output
 from enginepool.clock import Timings, monotonic
-from enginepool.errors import CallerError, Code, ItemError
+from enginepool.errors import CallerError, Code, ItemError, SettingsError
 from enginepool.payload import OpenAIRequest
 from enginepool.status import PoolStatus
 
@@ -91,16 +91,18 @@ class BatchRun:
         self._num_bytes = 0
         self._is_read_out = False
         self._is_given_back = False
+        self._unreadable: SettingsError | None = None
         self._sync_at = monotonic() + SYNC_S
         self._status = _StatusAsker(connection)
 
     def run(self, interrupts: Interrupts) -> End:
         """Work until all is done, or until something ends it.
 
-        Raises PoolLost when the dispatcher is gone, OutputFailed when results can't be written, NoTemplate when no line can be run:
-        what was written stands.
+        Raises PoolLost when the dispatcher is gone, OutputFailed when results can't be written, SettingsError when the input can't be
+        read on, NoTemplate when no line can be run: what was written stands.
         """
         is_told = False
+        self._outbox.give_up_when(lambda: interrupts.count > 1)
         try:
             while True:
                 if interrupts.count and not is_told:
@@ -113,6 +115,8 @@ class BatchRun:
                 if not has_news:
                     self._mailbox.wait(min(self._flight.retry_s, LONGEST_SLEEP_S))
         finally:
+            for output in self._flight.take():
+                self._take(output)
             self._flight.abort()
             self._status.close()
             self._outbox.flush()
@@ -137,6 +141,8 @@ class BatchRun:
         return True
 
     def _how_it_ended(self, interrupts: Interrupts) -> End:
+        if self._unreadable is not None:
+            raise self._unreadable
         if self._is_given_back:
             return End.POOL_STOPPED
         return End.COMPLETE if self._is_read_out and not self._flight.num_open else End.INTERRUPTED
@@ -145,7 +151,7 @@ class BatchRun:
         jobs: list[Job] = []
         num_read = 0
         while len(jobs) < self._flight.chunk and self._has_room(len(jobs)):
-            entry = next(self._feed, None)
+            entry = self._next()
             if entry is None:
                 self._is_read_out = True
                 break
@@ -154,6 +160,14 @@ class BatchRun:
         if jobs:
             self._flight.start(jobs)
         return num_read
+
+    def _next(self) -> Entry | None:
+        """The next line; where the input can't be read on, what is in flight is finished first."""
+        try:
+            return next(self._feed, None)
+        except SettingsError as error:
+            self._unreadable = error
+            return None
 
     def _has_room(self, num_new: int) -> bool:
         """Whether one more line may be begun. In an ordered run those that wait for an earlier one count too."""
@@ -175,7 +189,7 @@ class BatchRun:
                 self._outbox.put(number, Ready(self._lines.of_fault(number, what), is_failed=True))
                 self._watcher.ended(_fault_record(number, what))
             case _:
-                self._outbox.put(number, Ready(what, is_failed=False))
+                self._outbox.put(number, Ready(what, is_failed=False, is_new=False))
 
     def _take(self, output: Output) -> None:
         self._num_bytes -= self._bytes.pop(output.index, 0)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from enginepool.errors import EnginePoolError, ExitCode, SettingsError
 
 STDOUT = "-"
+PIECE_BYTES = 4096
+"""What a pipe takes at once when it says that it takes anything."""
+POLL_MS = 200
 
 
 class OutputFailed(EnginePoolError):
@@ -28,14 +34,19 @@ class Target:
 
     def __init__(self, name: str) -> None:
         self.name = "standard output" if name == STDOUT else name
+        self.gives_up: Callable[[], bool] = lambda: False
+        """Asked while a pipe takes nothing: True ends the waiting."""
         try:
-            self.fd = os.dup(sys.__stdout__.fileno()) if name == STDOUT and sys.__stdout__ else _open(name)
+            self.fd = _dup_stdout() if name == STDOUT else _open(name)
             info = os.fstat(self.fd)
         except OSError as error:
             raise SettingsError(f"output {self.name}: {error.strerror}; nothing was started") from None
         self.is_file = stat.S_ISREG(info.st_mode) and name != STDOUT
         self._size = info.st_size if self.is_file else 0
         self._is_dirty = False
+        self._poll = select.poll()
+        if not self.is_file:
+            self._poll.register(self.fd, select.POLLOUT)
 
     def append(self, lines: Iterable[bytes]) -> None:
         """Write whole lines. Raises OutputFailed; then nothing of a torn line is left in a file."""
@@ -43,7 +54,8 @@ class Target:
         try:
             self._write(data)
         except OSError as error:
-            self._drop_torn()
+            with suppress(OSError):
+                self._drop_torn()
             is_closed = isinstance(error, BrokenPipeError)
             raise OutputFailed(f"output {self.name}: {error.strerror}", is_closed_pipe=is_closed) from None
         self._size += len(data)
@@ -65,11 +77,27 @@ class Target:
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            view = view[os.write(self.fd, view) :]
+            view = view[os.write(self.fd, view) if self.is_file else self._write_some(view[:PIECE_BYTES]) :]
+
+    def _write_some(self, piece: memoryview) -> int:
+        """What a stream takes now; never waits in the kernel, where a second Ctrl-C would not be seen."""
+        while not self._poll.poll(POLL_MS):
+            if self.gives_up():
+                raise BlockingIOError(errno.EAGAIN, "nobody reads it any more")
+        try:
+            return os.write(self.fd, piece)
+        except BlockingIOError:  # somebody has made it so, and there is no room after all
+            return 0
 
     def _drop_torn(self) -> None:
         if self.is_file:
             os.ftruncate(self.fd, self._size)
+
+
+def _dup_stdout() -> int:
+    if sys.__stdout__ is None:
+        raise OSError(errno.EBADF, "it is closed")
+    return os.dup(sys.__stdout__.fileno())
 
 
 def _open(name: str) -> int:
@@ -97,18 +125,22 @@ def check_distinct(files: dict[str, str | None]) -> None:
     """Raise SettingsError where two of the named files are one, by name, by link or by inode; the first is the input."""
     seen: list[tuple[str, str, os.stat_result | None]] = []
     for role, name in files.items():
-        if name is None or name == STDOUT:
+        if name is None or (name == STDOUT and sys.__stdout__ is None):
             continue
-        path = os.path.realpath(name)
-        try:
-            info = os.stat(path)
-        except OSError:
-            info = None
+        path = STDOUT if name == STDOUT else os.path.realpath(name)
+        info = _stat(path)
         for other, other_path, other_info in seen:
             is_same = path == other_path or (info is not None and other_info is not None and os.path.samestat(info, other_info))
             if is_same and (info is None or stat.S_ISREG(info.st_mode)):
                 raise SettingsError(f"{role} {name} is the same file as {other}; nothing was touched")
         seen.append((role, path, info))
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.fstat(sys.__stdout__.fileno()) if path == STDOUT and sys.__stdout__ else os.stat(path)
+    except (OSError, ValueError):
+        return None
 
 
 def check_folder(role: str, name: str | None) -> None:
@@ -118,5 +150,7 @@ def check_folder(role: str, name: str | None) -> None:
     folder = Path(name).resolve().parent
     if not folder.is_dir():
         raise SettingsError(f"{role} {name}: there is no folder {folder}; nothing was started")
+    if Path(name).is_dir():
+        raise SettingsError(f"{role} {name} is a folder; nothing was started")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise SettingsError(f"{role} {name}: the folder {folder} can not be written to; nothing was started")
+        raise SettingsError(f"{role} {name}: the folder {folder} can't be written to; nothing was started")
