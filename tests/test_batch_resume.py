@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,14 @@ def folder(tmp_path: Path) -> Path:
     """A folder with an input of six lines, two of which fail."""
     write_input(tmp_path / "in.jsonl", NAMES)
     return tmp_path
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: hundreds of runs that make their results durable take long on a disk."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else tmp_path) as name:
+        yield Path(name)
 
 
 def _all_marks(rehearsal: Rehearsal) -> dict[str, str]:
@@ -276,10 +285,10 @@ SCENES: dict[str, tuple[bool, bool, list[str], dict[str, bool], dict[str, str]]]
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("scene", SCENES)
-def test_crash_at_any_step_loses_nothing_and_doubles_nothing(tmp_path: Path, scene: str, is_after: bool) -> None:
+def test_crash_at_any_step_loses_nothing_and_doubles_nothing(memory: Path, scene: str, is_after: bool) -> None:
     """Five lines are done; then the run is changed, dies at one step after another, and goes on by the same command."""
     has_errors, is_ordered, now, policy, kept = SCENES[scene]
-    begun = tmp_path / "begun"
+    begun = memory / "begun"
     begun.mkdir()
     write_input(begun / "in.jsonl", NAMES)
     if scene != "begin":
@@ -288,7 +297,7 @@ def test_crash_at_any_step_loses_nothing_and_doubles_nothing(tmp_path: Path, sce
     number, has_crashed = 0, True
     while has_crashed:
         number += 1
-        folder = tmp_path / str(number)
+        folder = memory / str(number)
         shutil.copytree(begun, folder)
         rehearsal = Rehearsal(folder, has_error_file=has_errors, is_ordered=is_ordered)
         has_crashed = _dies(rehearsal, number, policy, is_after=is_after)

@@ -26,7 +26,7 @@ from enginepool.batch.progress import make_batch_view
 from enginepool.batch.resume import Policy, Progress, begin, begin_stream, journal_path
 from enginepool.batch.run import BatchRun, Options
 from enginepool.batch.standard import fill_standard_streams
-from enginepool.batch.target import Target
+from enginepool.batch.target import OutputFailed, Target
 from enginepool.batch.trace import TraceWriter
 from enginepool.batch.watch import RunWatch, say
 from enginepool.client.pool import Pool
@@ -169,7 +169,8 @@ def _run(args: BatchArguments, choice: PoolChoice, prepared: _Prepared, ledger: 
             try:
                 outcome.end = run.run(interrupts)
             except EnginePoolError as error:
-                outcome.failure = error
+                is_given_up = isinstance(error, OutputFailed) and interrupts.count > 1  # nobody read it, and the user is gone too
+                outcome.failure = None if is_given_up else error
             outcome.signal_code = interrupts.exit_code
         outcome.num_written = prepared.outbox.num_written
         ledger.finish(time.time())
