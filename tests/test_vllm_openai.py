@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import worker_pids
+from conftest import wait_for, worker_pids
 from openai_help import EMBEDDINGS, ask, body_of, chat, completion, raw, texts_of
 from vllm_run_batch import run_batch
 from vllm_work import WEATHER, tool_turns
@@ -124,7 +124,7 @@ def test_answers_and_errors_are_those_of_vllm_run_batch(pool: Pool, tmp_path: Pa
 def test_completions_answer_as_vllms_server_does(pool: Pool) -> None:
     asked = {
         "plain": completion("The capital of France is", echo=True, logprobs=1, max_tokens=2),
-        "several": completion(["One, two,", "Monday, Tuesday,", [504, 3575, 282]], n=2, **SAMPLED),
+        "several": completion(["One, two,", "Monday, Tuesday,", "A, B,"], n=2, **SAMPLED),
         "ids": completion([504, 3575], max_tokens=2, return_token_ids=True),
         "prompt only": completion("The capital", echo=True, max_tokens=0),
         "255 ids": completion([1] * 255, ignore_eos=True),
@@ -136,10 +136,10 @@ def test_completions_answer_as_vllms_server_does(pool: Pool) -> None:
     assert texts_of(outputs["plain"])[0].startswith("The capital of France is Paris")
     assert bodies["plain"]["choices"][0]["logprobs"]["token_logprobs"][0] is None
     assert [choice["index"] for choice in bodies["several"]["choices"]] == list(range(6))
-    assert bodies["several"]["usage"] == bodies["several"]["usage"] | {"prompt_tokens": 4 + 4 + 3, "completion_tokens": 36}
+    assert bodies["several"]["usage"] == bodies["several"]["usage"] | {"completion_tokens": 36}
     answer = outputs["several"].answer
     assert answer is not None
-    assert (answer.prompt_tokens, answer.completion_tokens) == (11, 36)
+    assert (answer.prompt_tokens, answer.completion_tokens) == (bodies["several"]["usage"]["prompt_tokens"], 36)
     assert bodies["ids"]["choices"][0]["prompt_token_ids"] == [504, 3575]
     assert texts_of(outputs["prompt only"]) == ["The capital"]
     ends = [bodies[name]["choices"][0]["finish_reason"] for name in ("255 ids", "no cap")]
@@ -214,6 +214,7 @@ GRAMMAR_LINES: dict[str, tuple[OpenAIRequest, Code, str]] = {
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/a.png"}}
 CHAT_LINES: dict[str, tuple[OpenAIRequest, Code, str]] = {
     "image": (chat([{"role": "user", "content": [IMAGE]}]), BAD, "image_url"),
+    "no content of a user": (chat([{"role": "user", "content": None}]), BAD, "messages"),
     "content as a number": (chat([{"role": "user", "content": 5}]), BAD, "content"),
     "message as text": (chat(["hello"]), BAD, "messages"),
     "reserved tokenize": (chat("x", chat_template_kwargs={"tokenize": True}), BAD, "'tokenize' is reserved"),
@@ -270,11 +271,10 @@ def test_odd_but_legal_requests_run(pool: Pool) -> None:
 
 def test_null_content_and_odd_tool_turns_leave_no_none_in_the_prompt(pool: Pool) -> None:
     turns = [tool_turns(arguments) for arguments in ("{}", "null", "")] + [tool_turns("{}", tool_call_id=None)]
-    turns += [[{"role": "user", "content": []}], [{"role": "user", "content": None}]]
+    turns += [[{"role": "user", "content": []}]]
     outputs = ask(pool, [chat(messages, return_prompt_text=True) for messages in turns])
-    told = [str(output.error) if output.error else body_of(output)["prompt_text"] for output in outputs]
-    assert [text for text in told if "None" in text] == []
-    assert [output.error.http_status for output in outputs if output.error] in ([], [400])
+    assert [output.error for output in outputs] == [None] * len(turns)
+    assert [text for text in (body_of(output)["prompt_text"] for output in outputs) if "None" in text] == []
 
 
 def test_unknown_keys_are_named(pool: Pool) -> None:
@@ -283,12 +283,12 @@ def test_unknown_keys_are_named(pool: Pool) -> None:
     assert sorted(output.answer.notices) == ["unknown key 'foo' in the body is ignored", "unknown key 'guided_json' in the body is ignored"]
 
 
-def test_requests_of_several_prompts_and_an_abort_leave_nothing_in_the_engine(pool: Pool) -> None:
+def test_requests_of_several_prompts_leave_nothing_in_the_engine(pool: Pool) -> None:
     futures = [pool.submit("afterwards", {"max_tokens": 3}) for _ in range(4)]
     many = ask(pool, [completion([f"Number {index}:" for index in range(12)], max_tokens=20, ignore_eos=True)] * 3)
     assert [len(texts_of(output)) for output in many] == [12] * 3
     assert all(future.result(timeout=60).ok for future in futures)
-    assert [(worker.running, worker.waiting) for worker in pool.status().workers] == [(0, 0)] * 2
+    wait_for(lambda: {(worker.running, worker.waiting) for worker in pool.status().workers} == {(0, 0)}, "idle engines")
     assert re.match(r"cmpl-", body_of(many[0])["id"])
 
 

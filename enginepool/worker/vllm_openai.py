@@ -28,7 +28,7 @@ from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
 from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 from vllm.entrypoints.serve.exception_handling.handlers.validation import validation_exception_handler
-from vllm.exceptions import VLLMClientError
+from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from enginepool.errors import Code, ItemError
@@ -118,6 +118,7 @@ class OpenAIServer:
         self._tasks: dict[Call, asyncio.Task[Any]] = {}
         self._state = self._loop.run_until_complete(build_serving(engine, arguments))
         self._handlers = _handlers(self._state)
+        self._max_model_len = engine.model_config.max_model_len
 
     def admit(self, lease: int, request: OpenAIRequest) -> Call:
         """Have one request parsed, rendered and added. Raises RefusedItem with what vLLM's server would answer."""
@@ -195,6 +196,9 @@ class OpenAIServer:
             raise error
         at = self._prompt_at_fault(call, asked)
         cause = error if isinstance(error, Exception) else task.result()
+        if _has_no_room(cause, asked):
+            text = f"The prompt fills this model's maximum context length of {self._max_model_len} tokens; there is no room for an answer"
+            cause = VLLMValidationError(text, parameter="input_tokens")
         return self._refused(cause, "" if at is None else f"prompt {at}: ")
 
     def _prompt_at_fault(self, call: Call, asked: Any) -> int | None:
@@ -233,6 +237,12 @@ def _handlers(state: State) -> dict[str, Handler]:
     if embedding := getattr(state, "serving_embedding", None):
         handlers[EMBEDDINGS] = embedding
     return handlers
+
+
+def _has_no_room(cause: Any, asked: Any) -> bool:
+    """Whether vLLM complains of a limit of 0 tokens that nobody has asked for: it is what the prompt has left."""
+    limits = (getattr(asked, name, None) for name in ("max_tokens", "max_completion_tokens"))
+    return isinstance(cause, VLLMValidationError) and (cause.parameter, cause.value) == ("max_tokens", 0) and 0 not in limits
 
 
 async def _invalid(error: ValidationError) -> ErrorResponse:
