@@ -33,14 +33,24 @@ def raw(text: str, url: str = COMPLETIONS) -> OpenAIRequest:
 
 def ask(pool: Pool, requests: list[OpenAIRequest]) -> list[Output]:
     """Send them all at once; their outputs in order."""
-    mailbox: ThreadMailbox[Any] = ThreadMailbox()
+    return gather(*send(pool, requests))
+
+
+def send(pool: Pool, requests: list[OpenAIRequest]) -> tuple[Flight, ThreadMailbox[Output]]:
+    """Send them, and wait for nothing."""
+    mailbox = ThreadMailbox[Output]()
     flight = Flight(pool._connection, encode_openai, mailbox)
     flight.start([Job(index, request, sequences_only(1)) for index, request in enumerate(requests)])
-    ended: dict[int, Output] = {}
-    while len(ended) < len(requests):
+    return flight, mailbox
+
+
+def gather(flight: Flight, mailbox: ThreadMailbox[Output]) -> list[Output]:
+    """Wait for all that is under way."""
+    outputs: list[Output] = []
+    while flight.num_open:
         mailbox.wait(1)
-        ended |= {output.index: output for output in flight.advance()}
-    return [ended[index] for index in range(len(requests))]
+        outputs += flight.advance()
+    return sorted(outputs, key=lambda output: output.index)
 
 
 def body_of(output: Output) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import wait_for, worker_pids
-from openai_help import EMBEDDINGS, ask, body_of, chat, completion, raw, texts_of
+from openai_help import EMBEDDINGS, ask, body_of, chat, completion, raw, send, texts_of
 from vllm_run_batch import run_batch
 from vllm_work import WEATHER, tool_turns
 
@@ -290,6 +290,13 @@ def test_requests_of_several_prompts_leave_nothing_in_the_engine(pool: Pool) -> 
     assert all(future.result(timeout=60).ok for future in futures)
     wait_for(lambda: {(worker.running, worker.waiting) for worker in pool.status().workers} == {(0, 0)}, "idle engines")
     assert re.match(r"cmpl-", body_of(many[0])["id"])
+
+
+def test_aborted_request_of_several_prompts_leaves_nothing_in_the_engine(pool: Pool) -> None:
+    flight, _ = send(pool, [completion(["One", "Two", "Three"], max_tokens=250, ignore_eos=True)])
+    wait_for(lambda: sum(worker.running for worker in pool.status().workers) == 3, "three running prompts", 60)
+    flight.abort()
+    wait_for(lambda: {(worker.running, worker.waiting) for worker in pool.status().workers} == {(0, 0)}, "idle engines")
 
 
 def _outputs_with_errors(outputs: list[Output]) -> list[str]:
