@@ -46,7 +46,7 @@ class OutputLine(msgspec.Struct):
     id: str
     custom_id: str | None
     response: Response
-    error: dict[str, Any] | None = None
+    error: dict[str, Any] | str | None = None
     enginepool: Facts | UnsetType = UNSET
 
 
@@ -69,11 +69,13 @@ class LineWriter:
 
     def of_fault(self, number: int, fault: LineFault) -> bytes:
         """The line of one that was never sent."""
-        error = error_object(f"line {number}: {fault.message}", fault.status, fault.param)
+        error = fault.message if fault.is_text else error_object(f"line {number}: {fault.message}", fault.status, fault.param)
         facts = None if self._is_plain else Facts(number, code=Code.INVALID_REQUEST.value)
         return self._line(number, fault.custom_id, Response(fault.status, next(self._request_ids)), error, facts)
 
-    def _line(self, number: int, custom_id: str | None, response: Response, error: dict[str, Any] | None, facts: Facts | None) -> bytes:
+    def _line(
+        self, number: int, custom_id: str | None, response: Response, error: dict[str, Any] | str | None, facts: Facts | None
+    ) -> bytes:
         line = OutputLine(line_id(self._run, number), custom_id, response, error, UNSET if facts is None else facts)
         return self._encode(line) + b"\n"
 
@@ -89,7 +91,10 @@ def error_object(message: str, status: int, param: str | None, kind: str | None 
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def _item_error(error: ItemError) -> dict[str, Any]:
+def _item_error(error: ItemError) -> dict[str, Any] | str:
+    """A refusal of vLLM's that has no kind is one that its run-batch words as text alone."""
+    if error.status is not None and error.kind is None:
+        return error.message
     return error_object(error.message, error.http_status, error.param, error.kind)
 
 

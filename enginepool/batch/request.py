@@ -24,12 +24,13 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
 
 class LineFault(msgspec.Struct, frozen=True):
-    """Why a line is no request; `custom_id` where one can be read all the same."""
+    """Why a line is no request; `custom_id` where one can be read all the same. `vllm run-batch` words some faults as text alone."""
 
     custom_id: str | None
     message: str
     param: str | None = None
     status: int = 400
+    is_text: bool = False
 
 
 class _Body(msgspec.Struct):
@@ -85,11 +86,11 @@ def _read_rest(line: Line, custom_id: str, envelope: dict[str, Any]) -> BatchReq
     if method != "POST":
         return LineFault(custom_id, f"method must be POST, not {method!r:.40}", "method")
     if url not in URLS:
-        return LineFault(custom_id, f"url must be one of {', '.join(URLS)}, not {url!r:.80}", "url")
+        return LineFault(custom_id, f"URL {url!s:.80} was used. Supported endpoints: {', '.join(URLS)}.", "url", is_text=True)
     if not isinstance(body, dict):
         return LineFault(custom_id, f"body must be a JSON object, not {_name(body)}", "body")
     if body.get("stream"):
-        return LineFault(custom_id, "Request must not be sent in stream mode", "stream")
+        return LineFault(custom_id, "Request must not be sent in stream mode", "stream", is_text=True)
     return BatchRequest(custom_id, url, bytes(_decode_body(line.data).body), _count_sequences(body))
 
 
