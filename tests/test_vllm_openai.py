@@ -128,7 +128,7 @@ def test_completions_answer_as_vllms_server_does(pool: Pool) -> None:
         "ids": completion([504, 3575], max_tokens=2, return_token_ids=True),
         "prompt only": completion("The capital", echo=True, max_tokens=0),
         "255 ids": completion([1] * 255, ignore_eos=True),
-        "no cap": completion([1] * 240, max_tokens=100_000, ignore_eos=True),
+        "wide cap": completion([1] * 240, max_tokens=256, ignore_eos=True),
     }
     outputs = dict(zip(asked, ask(pool, list(asked.values())), strict=True))
     bodies = {name: body_of(output) for name, output in outputs.items()}
@@ -142,8 +142,8 @@ def test_completions_answer_as_vllms_server_does(pool: Pool) -> None:
     assert (answer.prompt_tokens, answer.completion_tokens) == (bodies["several"]["usage"]["prompt_tokens"], 36)
     assert bodies["ids"]["choices"][0]["prompt_token_ids"] == [504, 3575]
     assert texts_of(outputs["prompt only"]) == ["The capital"]
-    ends = [bodies[name]["choices"][0]["finish_reason"] for name in ("255 ids", "no cap")]
-    assert (ends, bodies["255 ids"]["usage"]["completion_tokens"], bodies["no cap"]["usage"]["completion_tokens"]) == (
+    ends = [bodies[name]["choices"][0]["finish_reason"] for name in ("255 ids", "wide cap")]
+    assert (ends, bodies["255 ids"]["usage"]["completion_tokens"], bodies["wide cap"]["usage"]["completion_tokens"]) == (
         ["length"] * 2,
         1,
         16,
@@ -166,7 +166,8 @@ PROMPT_LINES: dict[str, tuple[OpenAIRequest, Code, str]] = {
     "third too long": (completion(["ok", "ok", "word " * 600]), LONG, "prompt 2: "),
     "no prompt": (completion(None), BAD, "must be provided"),
     "foreign id": (completion([10**7]), BAD, "10000000"),
-    "id beyond 64 bits": (completion([1 << 70]), BAD, "prompt"),
+    "id beyond 64 bits": (completion([1 << 70]), BAD, "out of vocabulary"),
+    "cap beyond the window": (completion("hi", max_tokens=100_000), LONG, "max_model_len=256"),
     "deep": (OpenAIRequest("/v1/completions", DEEP), BAD, "nested too deeply"),
     "half a pair": (OpenAIRequest("/v1/completions", b'{"prompt": "half \\ud83d"}'), BAD, "`prompt` holds a lone surrogate"),
     "no UTF-8": (OpenAIRequest("/v1/completions", b'{"prompt": "\xff\xfe"}'), BAD, "not JSON"),
