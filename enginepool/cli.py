@@ -45,13 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     arguments, vllm_flags = _split(arguments)
-    if arguments[:1] != ["serve"]:
-        _raise_at_interrupt()
     Parser.is_json = arguments[:1] == ["serve"] and _wants_json(arguments[1:], os.environ)
     args = _build_parser(next(iter(arguments), "")).parse_args(arguments)
     if vllm_flags and args.command not in WITH_SETTINGS:
         print(f"enginepool {args.command}: error: only `serve`, `doctor` and `run-batch` take vLLM flags after `--`", file=sys.stderr)
         return ExitCode.USAGE
+    if args.command != "serve":
+        _raise_at_interrupt()
     try:
         return int(args.run(args, vllm_flags))
     except EnginePoolError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterable
@@ -10,7 +12,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from conftest import ENGINEPOOL
+from conftest import ENGINEPOOL, wait_for
 
 from enginepool.batch.answers import line_id
 from enginepool.batch.earlier import FAILED, OK
@@ -121,3 +123,36 @@ def run_command(source: Path | str, out: Path | str, *arguments: str, pool: tupl
     """The whole command to its end; with `returncode`, `stdout` and `stderr`."""
     usual: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True, "timeout": 60}
     return subprocess.run(command(source, out, *arguments, pool=pool), check=False, **usual | options)
+
+
+class Run:
+    """A run as a process of its own group, under test; with its temporary files in `temp`."""
+
+    def __init__(self, source: Path, out: Path, *arguments: str, pool: tuple[str, ...] = ECHO, **options: Any) -> None:
+        self.out = out
+        self.temp = source.with_name("temp")
+        self.temp.mkdir(exist_ok=True)
+        usual: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        usual |= {"env": os.environ | {"TMPDIR": str(self.temp)}, "process_group": 0}
+        self.process = subprocess.Popen(command(source, out, *arguments, pool=pool), **usual | options)
+
+    @property
+    def num_done(self) -> int:
+        """Results that stand in the output."""
+        return self.out.read_bytes().count(b"\n") if self.out.exists() else 0
+
+    def wait_until(self, count: int) -> None:
+        """Wait for so many results."""
+        wait_for(lambda: self.num_done >= count or self.process.poll() is not None, f"result {count}", 30)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole group, as a terminal does."""
+        os.killpg(self.process.pid, number)
+
+    def finish(self, timeout_s: float = 40) -> tuple[int, str]:
+        """Wait for the end; the exit code and stderr."""
+        try:
+            stderr = self.process.communicate(timeout=timeout_s)[1]
+        finally:
+            self.process.kill()
+        return self.process.returncode, stderr

@@ -25,7 +25,7 @@ from enginepool.batch.outbox import Outbox
 from enginepool.batch.progress import make_batch_view
 from enginepool.batch.resume import Policy, Progress, begin, begin_stream, journal_path
 from enginepool.batch.run import BatchRun, Options
-from enginepool.batch.standard import fill_standard_streams
+from enginepool.batch.standard import settle_standard_streams
 from enginepool.batch.target import OutputFailed, Target
 from enginepool.batch.trace import TraceWriter
 from enginepool.batch.watch import RunWatch, say
@@ -46,7 +46,7 @@ class PoolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_batch(args: BatchArguments, choice: PoolChoice) -> int:
     """Run a batch file; returns the exit code. Raises SettingsError before anything is started, and what starting a pool raises."""
-    fill_standard_streams()
+    settle_standard_streams()
     source = _check_files(args)
     with closing(index_input(source, _indexing_told())) as index:
         return _run_indexed(args, choice, source, index)

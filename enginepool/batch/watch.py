@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from enginepool.batch.ledger import LineRecord, RunLedger
@@ -13,8 +12,6 @@ from enginepool.batch.trace import TraceWriter
 from enginepool.status import PoolStatus
 
 MOST_NOTICES = 20
-UNHEARD = (OSError, ValueError)
-"""What a stderr raises that is closed, or whose reader or terminal is gone: nobody's trouble."""
 
 
 class RunWatch:
@@ -29,29 +26,22 @@ class RunWatch:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Around the run."""
-        self._show(self._view.open)
+        self._view.open()
         try:
             yield
         finally:
-            with suppress(*UNHEARD):
-                self._view.close()
+            self._view.close()
 
     def ended(self, record: LineRecord) -> None:
         """A line has ended."""
         self._ledger.add(record)
         if self._trace is not None:
             self._trace.add(record)
-        self._show(lambda: self._view.update(self._ledger))
+        self._view.update(self._ledger)
 
     def status(self, status: PoolStatus) -> None:
         """What the pool does."""
-        self._show(lambda: self._view.status(status))
-
-    @staticmethod
-    def _show(show: Callable[[], None]) -> None:
-        with suppress(*UNHEARD):
-            if is_read():
-                show()
+        self._view.status(status)
 
     def notice(self, text: str) -> None:
         """Tell it, unless it was told before."""
@@ -62,17 +52,6 @@ class RunWatch:
 
 
 def say(text: str) -> None:
-    """One line on stderr; one that nobody reads is left unsaid."""
-    with suppress(*UNHEARD):
-        if is_read():
-            print(f"enginepool run-batch: {text}", file=sys.stderr, flush=True)
-
-
-def is_read() -> bool:
-    """Whether stderr takes a line without making the run wait; a pipe that is full does not."""
-    poll = select.poll()
-    try:
-        poll.register(sys.stderr.fileno(), select.POLLOUT)
-    except UNHEARD:  # no descriptor behind it
-        return True
-    return bool(poll.poll(0))
+    """One line on stderr; a stderr that is closed is nobody's trouble."""
+    with suppress(OSError, ValueError):
+        print(f"enginepool run-batch: {text}", file=sys.stderr, flush=True)
