@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import os
@@ -20,6 +21,7 @@ from batch_help import ECHO, Run, command, doubled, ids, line, results, run_comm
 from conftest import ENGINEPOOL, processes_of, wait_for, worker_pids
 
 from enginepool import Pool
+from enginepool.batch.flags import choose_pool
 from enginepool.errors import ExitCode
 
 SLOW = "[engine_args]\nstep_s = 0.02\nmax_num_seqs = 2\n"
@@ -419,6 +421,18 @@ def test_endpoint_without_a_pool_is_told(source: Path, out: Path, tmp_path: Path
     assert done.stderr.count("\n") == 1
 
 
+def test_pool_of_another_model_is_told_when_a_run_goes_on(source: Path, out: Path, pool: Pool) -> None:
+    run = Run(source, out, "--window", "4", pool=_endpoint(pool))
+    run.wait_until(5)
+    run.signal(signal.SIGINT)
+    assert run.finish()[0] == ExitCode.INTERRUPTED
+    journal = out.with_name("out.jsonl.journal")
+    journal.write_bytes(journal.read_bytes().replace(b'"model":"echo"', b'"model":"mine"'))
+    done = run_command(source, out, pool=_endpoint(pool))
+    assert done.returncode == ExitCode.USAGE
+    assert "model was 'mine', is 'echo'; go on with the same" in done.stderr
+
+
 def test_lower_priority_number_goes_first(tmp_path: Path, pool: Pool) -> None:
     late = Run(
         write_input(tmp_path / "late-in.jsonl", NAMES[:120]),
@@ -488,6 +502,16 @@ def test_input_that_changes_while_it_is_read_is_told(source: Path, out: Path, po
     assert code == ExitCode.USAGE
     assert "has changed while it was read: " in stderr
     assert len(ids(out)) == len(set(ids(out))) == (230 if how == "grows" else 229)
+
+
+def test_model_folder_is_the_same_by_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "link").symlink_to("model")
+    monkeypatch.chdir(tmp_path)
+    plain = argparse.Namespace(endpoint=None, keys=None, config=None, quiet=True)
+    models = {choose_pool(plain, {"model": name}, {}).settings["model"] for name in ("model", "./model/", "link", str(tmp_path / "model"))}
+    assert models == {str(tmp_path / "model")}
+    assert choose_pool(plain, {"model": "org/name"}, {}).settings["model"] == "org/name"
 
 
 def test_gzip_by_name_is_read(tmp_path: Path, out: Path) -> None:

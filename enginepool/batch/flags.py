@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,7 +73,9 @@ def choose_pool(args: argparse.Namespace, given: dict[str, Any], environ: Mappin
             names = ", ".join("vLLM's flags" if name == "vllm_flags" else f"--{name.replace('_', '-')}" for name in given) or "--config"
             raise InvalidRequest(f"{names}: the pool at --endpoint runs already with settings of its own; leave them out")
         endpoint, keys = rundir.choose_target(args.endpoint, args.keys)
-        return PoolChoice(join=lambda: Pool.connect(endpoint, keys=keys), leave=Pool.close, settings={"endpoint": True})
+        with Pool.connect(endpoint, keys=keys) as pool:  # before a long input is checked in vain
+            for_answers = {"endpoint": True, "model": pool.model}
+        return PoolChoice(join=lambda: Pool.connect(endpoint, keys=keys), leave=Pool.close, settings=for_answers)
     if args.keys is not None:
         raise InvalidRequest("--keys is for a running pool; give its --endpoint too")
     own = {name: value for name, value in environ.items() if name not in [f"ENGINEPOOL_{item.upper()}" for item in NOT_ITS_OWN]}
@@ -80,6 +83,8 @@ def choose_pool(args: argparse.Namespace, given: dict[str, Any], environ: Mappin
     if origins["log_level"] == "default":
         settings = msgspec.structs.replace(settings, log_level="warning")
     for_answers = {name: getattr(settings, name) for name in FOR_ANSWERS}
+    if settings.model is not None and os.path.isdir(settings.model):
+        for_answers["model"] = os.path.realpath(settings.model)  # however it was named from wherever
     progress = not args.quiet
     return PoolChoice(join=lambda: Pool._of(settings, progress=progress), leave=Pool._kill, settings=for_answers)
 
