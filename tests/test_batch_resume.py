@@ -323,3 +323,13 @@ def _dies(rehearsal: Rehearsal, number: int, policy: dict[str, bool], *, is_afte
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code in (0, CRASHED)
     return code == CRASHED
+
+
+def test_run_without_results_may_begin_with_another_input_and_other_settings(folder: Path) -> None:
+    rehearsal = Rehearsal(folder)
+    rehearsal.run("first", stop_after=0)
+    assert rehearsal.out.stat().st_size == 0
+    write_input(folder / "in.jsonl", ["other", *NAMES])
+    rehearsal.settings = {"model": "another"}
+    progress = rehearsal.run("second")
+    assert (progress.notes, ids(rehearsal.out)) == ([], ["other", *NAMES])

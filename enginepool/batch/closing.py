@@ -17,7 +17,9 @@ from enginepool.batch.run import End
 from enginepool.batch.summary import plural
 from enginepool.batch.target import OutputFailed
 from enginepool.batch.watch import say
-from enginepool.errors import EnginePoolError, ExitCode
+from enginepool.errors import CallerError, EnginePoolError, ExitCode
+
+MOST_FAILURES = 3
 
 
 class BatchArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +59,7 @@ def close(args: BatchArguments, progress: Progress, ledger: RunLedger, outcome: 
         progress.earlier.remove()
     if args.report is not None:
         _write_report(args.report, args, outcome, ledger)
-    for text in summary_lines(ledger):
+    for text in [*summary_lines(ledger), *_first_failures(ledger)]:
         say(text)
     if outcome.failure is not None:
         if not (isinstance(outcome.failure, OutputFailed) and outcome.failure.is_closed_pipe):
@@ -70,8 +72,16 @@ def close(args: BatchArguments, progress: Progress, ledger: RunLedger, outcome: 
         code = ExitCode.NO_DISPATCHER
     else:
         code = outcome.signal_code
-    say(_how_to_go_on(args, ledger, outcome))
+    if not isinstance(outcome.failure, CallerError):
+        say(_how_to_go_on(args, ledger, outcome))
     return code
+
+
+def _first_failures(ledger: RunLedger) -> list[str]:
+    """What went wrong, for whoever reads only this."""
+    told = [f"line {one.line}: {one.code}: {one.message:.300}" for one in ledger.failures[:MOST_FAILURES]]
+    rest = ledger.failed - len(told)
+    return [*told, f"and {plural(rest, 'more failed line')}; each says why in the output"] if rest > 0 else told
 
 
 def _how_to_go_on(args: BatchArguments, ledger: RunLedger, outcome: Outcome) -> str:

@@ -64,7 +64,7 @@ def begin(source: str, out: Path, errors: Path | None, index: Index, settings: d
         journal = Journal.open(path)
         if journal is not None:
             stack.callback(journal.close)
-        if policy.overwrite or journal is None:
+        if policy.overwrite or journal is None or _is_without_results([*outputs, merged_path(out)]):
             if not policy.overwrite:
                 _refuse_foreign([*outputs, merged_path(out)], path)
             progress = Progress(fresh.run, bytearray(index.num_lines + 1), _anew(claim, fresh, index, outputs))
@@ -98,6 +98,11 @@ def _refuse_foreign(files: list[Path], journal: Path | None) -> None:
             if file.stat().st_size:
                 why = "" if journal is None else f", without the journal ({journal}) that would tell what it holds"
                 raise SettingsError(f"output {file} is there already{why}; name another one, or give --overwrite to begin anew")
+
+
+def _is_without_results(files: list[Path]) -> bool:
+    """Whether there is nothing that could be mixed up: then input and settings may be others."""
+    return not any(file.exists() and file.stat().st_size for file in files)
 
 
 def _anew(claim: Claim, header: Header, index: Index, outputs: list[Path]) -> Journal:
