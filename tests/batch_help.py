@@ -24,7 +24,7 @@ from enginepool.batch.resume import Policy, Progress, begin
 from enginepool.batch.target import Target
 
 LIMIT = 1 << 20
-ECHO = ("--engine", "echo", "--workers", "2")
+ECHO = ("--engine", "echo", "--workers", "1")
 
 
 def line(custom_id: str, **body: Any) -> str:

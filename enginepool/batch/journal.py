@@ -9,7 +9,6 @@ journal is its own; a new journal is that draft, renamed, so that there is no mo
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from enginepool.batch.file_lock import lock
 from enginepool.batch.index import DIGEST_BYTES, Index
 from enginepool.errors import SettingsError
 
@@ -81,7 +81,7 @@ class Journal:
         except OSError as error:
             raise SettingsError(f"journal {path}: {error.strerror}") from None
         try:
-            _lock(file, path)
+            lock(file.fileno(), str(path.with_suffix("")))
             header, start = cls._read_header(path, file)
         except SettingsError:
             file.close()
@@ -161,7 +161,7 @@ def _open_locked(draft: Path, path: Path) -> BinaryIO:
     while True:
         file = os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
         try:
-            _lock(file, path)
+            lock(file.fileno(), str(path.with_suffix("")))
             if os.path.samestat(os.fstat(file.fileno()), os.stat(draft)):
                 return file
         except FileNotFoundError:
@@ -170,14 +170,6 @@ def _open_locked(draft: Path, path: Path) -> BinaryIO:
             file.close()
             raise
         file.close()
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        output = path.with_suffix("")
-        raise SettingsError(f"{output} is being written by another run-batch; wait for it, stop it, or name another output") from None
 
 
 def sync_folder(folder: Path) -> None:

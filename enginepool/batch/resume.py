@@ -11,6 +11,7 @@ import msgspec
 
 from enginepool.batch.carry import carry_over, finish_carrying
 from enginepool.batch.earlier import FAILED, OK, OPEN, drop_torn_tail, read_results, rewrite, take_place
+from enginepool.batch.file_lock import check_free
 from enginepool.batch.index import Index
 from enginepool.batch.journal import Claim, Header, Journal
 from enginepool.batch.merge import Earlier, gather, merged_path
@@ -48,6 +49,7 @@ def journal_path(out: Path) -> Path:
 def begin_stream(index: Index, errors: Path | None = None, *, overwrite: bool = False) -> Progress:
     """A run whose results can't be read again. Raises SettingsError where an error file has lines of another run."""
     if errors is not None:
+        check_free(errors)
         if not overwrite:
             _refuse_foreign([errors], None)
         errors.unlink(missing_ok=True)
@@ -61,6 +63,8 @@ def begin(source: str, out: Path, errors: Path | None, index: Index, settings: d
     outputs = [file for file in (out, errors) if file is not None]
     path = journal_path(out)
     with ExitStack() as stack, Claim(path) as claim:
+        for file in outputs:
+            check_free(file)
         journal = Journal.open(path)
         if journal is not None:
             stack.callback(journal.close)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from enginepool.batch.file_lock import lock
 from enginepool.errors import EnginePoolError, ExitCode, SettingsError
 
 STDOUT = "-"
@@ -44,6 +45,8 @@ class Target:
         self.is_file = stat.S_ISREG(info.st_mode) and name != STDOUT
         self._size = info.st_size if self.is_file else 0
         self._is_dirty = False
+        if self.is_file:
+            lock(self.fd, self.name)
         self._poll = select.poll()
         if not self.is_file:
             self._poll.register(self.fd, select.POLLOUT)
