@@ -9,9 +9,11 @@ from enginepool.demo.model import MODEL_NAME, ensure_model
 from enginepool.dispatcher.machine import read_machine
 from enginepool.dispatcher.placement import PlacementRequest, WorkerPlan, plan_workers
 from enginepool.dispatcher.supervisor import child_environment
+from enginepool.preflight.dtype import is_bfloat16_slow
 
-ENGINE_ARGS: dict[str, Any] = {"max_num_seqs": 32, "max_model_len": 1024, "enforce_eager": True}
-"""What every engine of these benchmarks is built with."""
+DTYPE = "float32" if is_bfloat16_slow() else "bfloat16"
+ENGINE_ARGS: dict[str, Any] = {"max_num_seqs": 32, "max_model_len": 1024, "enforce_eager": True, "dtype": DTYPE}
+"""What every engine of these benchmarks is built with; bfloat16 unless that is slow on this CPU."""
 
 
 def plans(

@@ -39,11 +39,11 @@ from batch_cost import Cost, measure_costs
 from conditions import print_conditions
 from figures import at_least, at_most, median, print_table, spread
 from mixed_work import Work, make_work
-from pool_plan import ENGINE_ARGS, resolve_model
+from pool_plan import DTYPE, ENGINE_ARGS, resolve_model
 
 from enginepool import Pool
 
-FLAGS = ["--max-num-seqs", "32", "--max-model-len", "1024", "--enforce-eager"]
+FLAGS = ["--max-num-seqs", "32", "--max-model-len", "1024", "--enforce-eager", "--dtype", DTYPE]
 ROWS = {
     "a": "vllm run-batch",
     "b": "enginepool run-batch, 2 workers",

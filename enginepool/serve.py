@@ -9,6 +9,7 @@ import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import setproctitle
@@ -30,6 +31,7 @@ from enginepool.dispatcher.signals import Signals
 from enginepool.errors import EnginePoolError, ExitCode
 from enginepool.handover import EngineSpec
 from enginepool.preflight.checks import early_checks
+from enginepool.preflight.dtype import FLOAT32, REASON, dtype_warning, is_dtype_open
 from enginepool.preflight.model import is_on_disk
 from enginepool.preflight.packages import VLLM, newer_than_tested, read_packages
 from enginepool.preflight.plan import choose_format, make_plan
@@ -124,11 +126,12 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
     claim = claim_endpoint(settings.endpoint, pool_id, keys=settings.keys)
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        model, name = _resolve_model(settings, log)
+        defaults = _embedded_args(settings, plan)
+        model, name = _resolve_model(settings, log, defaults)
         dispatcher = Dispatcher(
             settings,
             plan,
-            lambda index: _engine_spec(settings, plan, model, name, request_format, index),
+            lambda index: _engine_spec(settings, plan, model, name, request_format, index, defaults),
             claim,
             pool_id,
             name,
@@ -141,7 +144,8 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
         )
         noun = "worker" if len(plan.workers) == 1 else "workers"
         log(f"pool {pool_id}: {name}, {len(plan.workers)} {noun}; connect with Pool.connect({dispatcher.endpoint!r})")
-        for line in [f"cpus from {plan.origins['cpus']}", *describe(plan), *(f"warning: {text}" for text in plan.warnings)]:
+        warnings = [*plan.warnings, *filter(None, [dtype_warning(settings, plan)])]
+        for line in [f"cpus from {plan.origins['cpus']}", *describe(plan), *(f"warning: {text}" for text in warnings)]:
             log(line)
         return dispatcher.run()
     finally:
@@ -149,15 +153,16 @@ def _run(settings: PoolSettings, parent: Parent, announcer: Announcer, writer: L
         claim.release()
 
 
-def _engine_spec(settings: PoolSettings, plan: Plan, model: str, name: str, request_format: RequestFormat, index: int) -> EngineSpec:
+def _engine_spec(
+    settings: PoolSettings, plan: Plan, model: str, name: str, request_format: RequestFormat, index: int, defaults: dict[str, Any]
+) -> EngineSpec:
     worker = plan.workers[index]
-    is_embedded = settings.model is None and settings.engine == "vllm" and not any("eager" in flag for flag in settings.vllm_flags)
     has_own_budget = "kv_cache_memory_bytes" in settings.engine_args
     return EngineSpec(
         kind=settings.engine,
         model=model,
         name=name,
-        args={"enforce_eager": True} | settings.engine_args if is_embedded else settings.engine_args,
+        args=defaults | settings.engine_args,
         flags=settings.vllm_flags,
         engine_core=worker.engine_core,
         kv_cache_bytes=None if has_own_budget else worker.kv_cache_bytes,
@@ -165,7 +170,15 @@ def _engine_spec(settings: PoolSettings, plan: Plan, model: str, name: str, requ
     )
 
 
-def _resolve_model(settings: PoolSettings, log: Log) -> tuple[str, str]:
+def _embedded_args(settings: PoolSettings, plan: Plan) -> dict[str, Any]:
+    """What the embedded model is loaded with unless the settings say otherwise; nothing for others."""
+    if settings.model is not None or settings.engine != "vllm":
+        return {}
+    eager = {} if any("eager" in flag for flag in settings.vllm_flags) else {"enforce_eager": True}
+    return eager | ({"dtype": FLOAT32} if is_dtype_open(settings, plan) else {})
+
+
+def _resolve_model(settings: PoolSettings, log: Log, embedded_args: dict[str, Any]) -> tuple[str, str]:
     """What to load and what to call it; with no model named, the embedded one, and it is said so."""
     if settings.engine == "echo":
         return "echo", "echo"
@@ -174,5 +187,6 @@ def _resolve_model(settings: PoolSettings, log: Log) -> tuple[str, str]:
         return model, model
     from enginepool.demo.model import MODEL_NAME, ensure_model
 
-    log(f"no model was named: using the embedded {MODEL_NAME}, eagerly (compiling would take a minute or more)")
+    dtype = f" and in {FLOAT32} ({REASON})" if "dtype" in embedded_args else ""
+    log(f"no model was named: using the embedded {MODEL_NAME}, eagerly (compiling would take a minute or more){dtype}")
     return str(ensure_model(log)), MODEL_NAME

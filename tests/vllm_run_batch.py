@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vllm_work import KV_BYTES
+from vllm_work import DTYPE, KV_BYTES
 
 from enginepool.payload import OpenAIRequest
 
 NAMES = ("SmolLM2-135M-Instruct",)
-FLAGS = ["--max-model-len", "256", "--max-num-seqs", "1", "--enforce-eager", "--kv-cache-memory-bytes", str(KV_BYTES)]
+FLAGS = ["--max-model-len", "256", "--max-num-seqs", "1", "--enforce-eager", "--dtype", DTYPE, "--kv-cache-memory-bytes", str(KV_BYTES)]
 
 
 def run_batch(model: str, requests: list[OpenAIRequest], folder: Path) -> list[dict[str, Any]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from enginepool import Output, SamplingParams
+from enginepool.preflight.dtype import is_bfloat16_slow
 
-ENGINE_ARGS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 16, "enforce_eager": True}
+DTYPE = "float32" if is_bfloat16_slow() else "bfloat16"
+ENGINE_ARGS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 16, "enforce_eager": True, "dtype": DTYPE}
 KV_BYTES = 256 << 20
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 SHORT = SamplingParams(temperature=0, max_tokens=6)

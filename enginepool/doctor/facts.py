@@ -20,6 +20,7 @@ from enginepool.doctor.folders import Folder, check_trace, engine_socket_bytes, 
 from enginepool.doctor.limits import Limits, read_limits
 from enginepool.errors import EnginePoolError
 from enginepool.preflight.checks import early_checks
+from enginepool.preflight.dtype import dtype_warning
 from enginepool.preflight.model import find_model
 from enginepool.preflight.packages import Packages, newer_than_tested, read_packages
 from enginepool.preflight.plan import count_ranks, make_plan
@@ -64,6 +65,7 @@ class Facts(msgspec.Struct, frozen=True):
     variables: tuple[Variable, ...] = ()
     unknown: tuple[str, ...] = ()
     settings: dict[str, tuple[str, str]] = {}
+    dtype_warning: str | None = None
 
 
 class _Refusals(list[Refusal]):
@@ -115,6 +117,7 @@ def _with_settings(facts: Facts, settings: PoolSettings, origins: dict[str, str]
         settings=shown_settings(settings, origins),
         variables=read_variables(environ, plan),
         refusals=tuple(refusals),
+        dtype_warning=None if plan is None else dtype_warning(settings, plan),
     )
 
 

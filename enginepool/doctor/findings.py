@@ -123,6 +123,8 @@ def _plan(facts: Facts) -> Iterator[Finding]:
         return
     for text in facts.plan.warnings:
         yield warning("placement", *split_remedy(text, FALLBACKS["placement"]))
+    if facts.dtype_warning is not None:
+        yield warning("model", *split_remedy(facts.dtype_warning, FALLBACKS["placement"]))
     if not facts.plan.warnings:
         number = len(facts.plan.workers)
         yield ok("placement", f"{number} worker{'s' * (number > 1)}, {facts.plan.origins['workers']}")
