@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from enginepool.batch.answers import LineWriter
-from enginepool.batch.index import index_input
+from enginepool.batch.index import digest_of, index_input
 from enginepool.batch.ledger import RunLedger
 from enginepool.batch.lines import InputFile
 from enginepool.batch.outbox import Outbox, Ready
@@ -60,6 +60,7 @@ def _cost(name: str, count: int, act: Callable[[], None], *, is_io: bool = True)
 
 def _read(source: InputFile) -> None:
     for line in source:
+        digest_of(line)
         read_request(line, LIMIT_BYTES)
 
 
