@@ -70,6 +70,7 @@ def test_serve_interrupted_once_ends_well_with_what_it_has_begun(serve: Serve, p
     with Pool.connect(place.endpoint) as pool:
         futures = [pool.submit("begun", SamplingParams(max_tokens=5)) for _ in range(200)]
         assert futures[0].result(timeout=20).ok
+        pool.status()  # its answer tells that all that was sent before it has been read
         os.killpg(served.pid, signal.SIGINT)
         assert all(future.result(timeout=20).ok for future in futures)
     assert served.finish()[0] == ExitCode.OK

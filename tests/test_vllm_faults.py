@@ -112,7 +112,7 @@ def test_slow_steps_and_a_pause_are_no_hang(pool: Pool) -> None:
 def test_long_prompt_computed_in_chunks_is_progress() -> None:
     """Prompts of many chunks yield no token for longer than the limit; the KV cache fills meanwhile."""
     with Pool(
-        workers=1, max_model_len=8192, max_num_batched_tokens=128, max_num_seqs=1, kv_cache_budget_bytes=KV_BYTES, stall_timeout_s=2
+        workers=1, max_model_len=8192, max_num_batched_tokens=128, max_num_seqs=1, kv_cache_budget_bytes=2 * KV_BYTES, stall_timeout_s=2
     ) as pool:
         output = pool.generate({"prompt_token_ids": [(7 * index) % 20_000 + 100 for index in range(3000)]}, SamplingParams(max_tokens=2))
         assert output.ok
