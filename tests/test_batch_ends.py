@@ -196,3 +196,13 @@ def test_pool_that_ends_meanwhile_is_told_and_what_is_done_is_kept(
     assert 20 <= run.num_done < 200
     assert f"{200 - run.num_done} lines are left; the same command goes on from here" in stderr
     assert doubled(ids(out)) == []
+
+
+def test_second_signal_in_the_last_moments_does_not_cut_the_end_off(tmp_path: Path, out: Path) -> None:
+    run = Run(write_input(tmp_path / "in.jsonl", [f"item {number}" for number in range(20_000)]), out)
+    run.wait_until(100)
+    run.signal(signal.SIGINT)
+    run.signal(signal.SIGINT)
+    code, stderr = run.finish(20)
+    assert code == ExitCode.INTERRUPTED
+    assert "the same command goes on from here" in stderr

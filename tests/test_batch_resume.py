@@ -333,3 +333,13 @@ def test_run_without_results_may_begin_with_another_input_and_other_settings(fol
     rehearsal.settings = {"model": "another"}
     progress = rehearsal.run("second")
     assert (progress.notes, ids(rehearsal.out)) == ([], ["other", *NAMES])
+
+
+def test_run_of_a_pool_of_its_own_goes_on_in_a_running_one_of_the_same_model(folder: Path) -> None:
+    rehearsal = Rehearsal(folder)
+    rehearsal.settings = {"model": "m", "engine": "vllm", "vllm_flags": ["--a"]}
+    rehearsal.run("own", stop_after=3)
+    rehearsal.settings = {"model": "m"}
+    assert rehearsal.run("joined").notes == []
+    rehearsal.settings = {"model": "n"}
+    assert "model was 'm', is 'n'" in _refusal(rehearsal)

@@ -59,7 +59,7 @@ def close(args: BatchArguments, progress: Progress, ledger: RunLedger, outcome: 
         progress.earlier.remove()
     if args.report is not None:
         _write_report(args.report, args, outcome, ledger)
-    for text in [*summary_lines(ledger), *_first_failures(ledger)]:
+    for text in [*summary_lines(ledger), *_first_failures(ledger, "output" if args.error_file is None else "error file")]:
         say(text)
     if outcome.failure is not None:
         if not (isinstance(outcome.failure, OutputFailed) and outcome.failure.is_closed_pipe):
@@ -77,18 +77,19 @@ def close(args: BatchArguments, progress: Progress, ledger: RunLedger, outcome: 
     return code
 
 
-def _first_failures(ledger: RunLedger) -> list[str]:
+def _first_failures(ledger: RunLedger, where: str) -> list[str]:
     """What went wrong, for whoever reads only this."""
     told = [f"line {one.line}: {one.code}: {one.message:.300}" for one in ledger.failures[:MOST_FAILURES]]
     rest = ledger.failed - len(told)
-    return [*told, f"and {plural(rest, 'more failed line')}; each says why in the output"] if rest > 0 else told
+    return [*told, f"and {plural(rest, 'more failed line')}; each says why in the {where}"] if rest > 0 else told
 
 
 def _how_to_go_on(args: BatchArguments, ledger: RunLedger, outcome: Outcome) -> str:
     left = ledger.num_lines - ledger.skipped - outcome.num_written  # what has ended and could not be written is left too
     lines = f"{left:,} line{'s are' if left != 1 else ' is'} left"
     if not target.is_file_or_new(args.output_file):
-        return f"{lines}; what went to {args.output_file} can't be continued from there"
+        name = "standard output" if args.output_file == target.STDOUT else args.output_file
+        return f"{lines}; what went to {name} can't be continued from there"
     return f"{lines}; the same command goes on from here"
 
 

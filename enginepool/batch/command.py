@@ -48,8 +48,12 @@ def run_batch(args: BatchArguments, choice: PoolChoice) -> int:
     """Run a batch file; returns the exit code. Raises SettingsError before anything is started, and what starting a pool raises."""
     settle_standard_streams()
     source = _check_files(args)
-    with closing(index_input(source, _indexing_told())) as index:
-        return _run_indexed(args, choice, source, index)
+    try:
+        with closing(index_input(source, _indexing_told())) as index:
+            return _run_indexed(args, choice, source, index)
+    except KeyboardInterrupt:
+        say("interrupted before any line was run; the same command begins again")
+        raise
 
 
 def _run_indexed(args: BatchArguments, choice: PoolChoice, source: InputFile, index: Index) -> int:
@@ -68,7 +72,9 @@ def _run_indexed(args: BatchArguments, choice: PoolChoice, source: InputFile, in
             outbox = Outbox(out, errors, is_ordered=args.is_ordered)
             feed = entries(source, index, progress, args.max_line_bytes)
             prepared = _Prepared(feed, LineWriter(progress.run, is_plain=args.is_plain), outbox, _options(args, index))
-            outcome = _run(args, choice, prepared, ledger)
+            if ledger.done:
+                say(f"{ledger.done:,} of {index.num_requests:,} lines are done already")
+            outcome = _run(args, choice, prepared, ledger, stack)
             return close(args, progress, ledger, outcome, failed_before)
     return code_of_lines(index.num_requests, failed_before)
 
@@ -81,6 +87,8 @@ def _is_done(args: BatchArguments, progress: Progress, index: Index) -> bool:
     if not index.num_requests:
         say(f"input {args.input_file} has no lines: the output is empty, and no engine was started")
         return True
+    if args.report is not None or args.trace is not None:
+        say("no report and no trace is written, since nothing is run")
     failed = f", {num_failed} of them failed (--retry-failed tries those again)" if num_failed else ""
     say(f"nothing to do: all {index.num_requests} lines are done{failed}")
     return True
@@ -93,6 +101,8 @@ def _check_files(args: BatchArguments) -> InputFile:
     target.check_distinct(names | beside | {"report": args.report, "trace": args.trace})
     for role, name in (("output", args.output_file), ("error file", args.error_file), ("report", args.report), ("trace", args.trace)):
         target.check_folder(role, name)
+    if args.output_file.endswith((".gz", ".zst", ".bz2", ".xz")):
+        raise InvalidRequest(f"output {args.output_file}: results are written uncompressed; leave the ending out")
     if args.retry_failed and own is None:
         raise InvalidRequest("--retry-failed needs an output that is a file")
     return InputFile(Path(args.input_file), args.max_line_bytes)
@@ -154,7 +164,8 @@ class _Prepared(msgspec.Struct):
     options: Options
 
 
-def _run(args: BatchArguments, choice: PoolChoice, prepared: _Prepared, ledger: RunLedger) -> Outcome:
+def _run(args: BatchArguments, choice: PoolChoice, prepared: _Prepared, ledger: RunLedger, until_closed: ExitStack) -> Outcome:
+    """Signals stay counted until the end has been told: one that comes late must not cut that off."""
     outcome = Outcome()
     with ExitStack() as stack:
         trace = None if args.trace is None else stack.enter_context(TraceWriter(args.trace, say))
@@ -165,7 +176,8 @@ def _run(args: BatchArguments, choice: PoolChoice, prepared: _Prepared, ledger: 
         watch = RunWatch(ledger, view, trace)
         run = BatchRun(pool._connection, prepared.feed, prepared.outbox, prepared.lines, watch, prepared.options)
         ledger.started_wall = time.time()
-        with Interrupts(run.wake) as interrupts, watch.shown():
+        interrupts = until_closed.enter_context(Interrupts(run.wake))
+        with watch.shown():
             try:
                 outcome.end = run.run(interrupts)
             except EnginePoolError as error:

@@ -15,6 +15,7 @@ from enginepool.batch.command import PoolChoice
 from enginepool.client.pool import Pool
 from enginepool.client.requests import check_priority
 from enginepool.config import resolve_settings
+from enginepool.demo.model import MODEL_NAME
 from enginepool.errors import InvalidRequest
 
 NOT_ITS_OWN = ("endpoint", "keys", "trace", "client_silence_s")
@@ -74,7 +75,7 @@ def choose_pool(args: argparse.Namespace, given: dict[str, Any], environ: Mappin
             raise InvalidRequest(f"{names}: the pool at --endpoint runs already with settings of its own; leave them out")
         endpoint, keys = rundir.choose_target(args.endpoint, args.keys)
         with Pool.connect(endpoint, keys=keys) as pool:  # before a long input is checked in vain
-            for_answers = {"endpoint": True, "model": pool.model}
+            for_answers: dict[str, Any] = {"model": _name_of_model(pool.model)}
         return PoolChoice(join=lambda: Pool.connect(endpoint, keys=keys), leave=Pool.close, settings=for_answers)
     if args.keys is not None:
         raise InvalidRequest("--keys is for a running pool; give its --endpoint too")
@@ -83,10 +84,14 @@ def choose_pool(args: argparse.Namespace, given: dict[str, Any], environ: Mappin
     if origins["log_level"] == "default":
         settings = msgspec.structs.replace(settings, log_level="warning")
     for_answers = {name: getattr(settings, name) for name in FOR_ANSWERS}
-    if settings.model is not None and os.path.isdir(settings.model):
-        for_answers["model"] = os.path.realpath(settings.model)  # however it was named from wherever
+    for_answers["model"] = "echo" if settings.engine == "echo" else _name_of_model(settings.model or MODEL_NAME)
     progress = not args.quiet
     return PoolChoice(join=lambda: Pool._of(settings, progress=progress), leave=Pool._kill, settings=for_answers)
+
+
+def _name_of_model(model: str) -> str:
+    """As a pool tells it; a folder is the same however it is named from wherever."""
+    return os.path.realpath(model) if os.path.isdir(model) else model
 
 
 def _whole(text: str) -> int:

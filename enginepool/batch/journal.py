@@ -143,10 +143,10 @@ class Journal:
         return _describe_changes(self.digests(), index_digests(index), self.header.num_lines, index.num_lines)
 
     def settings_changes(self, settings: dict[str, Any]) -> list[str]:
-        """Which settings that matter for answers or for the output's form differ."""
+        """Which settings that matter for answers or for the output's form differ; of a running pool fewer are known."""
         before = self.header.settings
-        names = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
-        return [f"{name} was {before.get(name)!r}, is {settings.get(name)!r}" for name in names]
+        names = [name for name in before if name in settings and before[name] != settings[name]]
+        return [f"{name} was {before[name]!r}, is {settings[name]!r}" for name in names]
 
 
 def index_digests(index: Index) -> Iterator[bytes]:

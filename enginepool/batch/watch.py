@@ -27,6 +27,7 @@ class RunWatch:
     def shown(self) -> Iterator[None]:
         """Around the run."""
         self._view.open()
+        self._view.update(self._ledger)
         try:
             yield
         finally:

@@ -26,7 +26,10 @@ def read_openai(request: OpenAIRequest) -> tuple[str, dict[str, Any]]:
         params["max_tokens"] = body["max_completion_tokens"]
     if body.get("vllm_xargs"):
         params["extra_args"] = body["vllm_xargs"]
-    text = join_plain(body["messages"]) if request.url == CHAT else body["prompt"]
+    name = "messages" if request.url == CHAT else "prompt"
+    if not isinstance(body.get(name), list if request.url == CHAT else str | list):
+        raise RefusedItem(Code.INVALID_REQUEST, f"{name} is missing or of another kind", status=400, kind="BadRequestError", param=name)
+    text = join_plain(body[name]) if request.url == CHAT else body[name]
     if not isinstance(text, str):
         raise RefusedItem(Code.INVALID_REQUEST, "the echo engine takes one prompt as text")
     return text, params
